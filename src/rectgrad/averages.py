@@ -1,0 +1,130 @@
+"""Averages over inputs, around any other method: SmoothGrad and Integrated Gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rectgrad.methods import (
+    Method,
+    Saliency,
+    baseline_rows,
+    baselines,
+    check_baseline,
+    choice,
+    differences_times,
+    integer,
+    number,
+)
+from rectgrad.run import Maps, Subject
+
+
+@dataclass(frozen=True)
+class SmoothGrad(Method):
+    """The mean of another method's finished maps over noisy copies of the input.
+
+    over: that method. noise: standard deviation as a share of the sample's value range. The j-th noise tensor
+    depends on (seed, j) alone and is shared by all samples.
+    """
+
+    over: Method = Saliency()
+    samples: int = 50
+    noise: float = 0.1
+    seed: int = 0
+    one_backward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_over(self)
+        integer(self, "samples", 1)
+        number(self, "noise", 0, math.inf)
+        integer(self, "seed")
+
+    def raw(self, subject: Subject) -> Maps:
+        return self._mean(self.over.raw(noisy) for noisy in self._copies(subject))
+
+    def maps(self, subject: Subject) -> Maps:
+        return self._mean(self.over.maps(noisy) for noisy in self._copies(subject))
+
+    def _copies(self, subject: Subject) -> Iterator[Subject]:
+        scale = [self.noise * _range(x) for x in subject.inputs]
+        for j in range(self.samples):
+            generator = torch.Generator().manual_seed(hash((self.seed, j)) & (2**63 - 1))
+            noise = [torch.randn(x.shape[1:], generator=generator).to(x) for x in subject.inputs]
+            noisy = zip(subject.inputs, scale, noise, strict=True)
+            yield subject.at(tuple(x.detach() + s * e for x, s, e in noisy))
+
+    def _mean(self, maps: Iterator[Maps]) -> Maps:
+        return weighted_sum((1 / self.samples, m) for m in maps)
+
+    def rows(self, start: int, stop: int, n: int) -> Method:
+        return replace(self, over=self.over.rows(start, stop, n))
+
+
+@dataclass(frozen=True)
+class IntegratedGradients(Method):
+    """(input - baseline) times the mean of another method's raw result on the way from baseline to input.
+
+    steps: number of evaluations. quadrature: "trapezoid" (both ends included, half-weighted) or "right" (the
+    authors': i / steps for i = 1 .. steps).
+    """
+
+    over: Method = Saliency()
+    steps: int = 50
+    baseline: Any = 0.0
+    quadrature: str = "trapezoid"
+    one_backward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_over(self)
+        choice(self, "quadrature", ("trapezoid", "right"))
+        integer(self, "steps", 2 if self.quadrature == "trapezoid" else 1)
+        check_baseline(self)
+
+    def raw(self, subject: Subject) -> Maps:
+        x0 = baselines(self.baseline, subject.inputs)
+        ends = list(zip(subject.inputs, x0, strict=True))
+        return weighted_sum(
+            (weight, self.over.raw(subject.at(tuple(b + alpha * (x.detach() - b) for x, b in ends))))
+            for alpha, weight in self._points()
+        )
+
+    def _points(self) -> list[tuple[float, float]]:
+        """(position between baseline and input, weight); the weights sum to 1."""
+        n = self.steps
+        if self.quadrature == "right":
+            return [((i + 1) / n, 1 / n) for i in range(n)]
+        inner = 1 / (n - 1)
+        return [(i * inner if i < n - 1 else 1.0, inner / 2 if i in (0, n - 1) else inner) for i in range(n)]
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return differences_times(raw, inputs, self.baseline)
+
+    def rows(self, start: int, stop: int, n: int) -> Method:
+        baseline = baseline_rows(self.baseline, start, stop, n)
+        return replace(self, over=self.over.rows(start, stop, n), baseline=baseline)
+
+
+def check_over(method: Any) -> None:
+    if not isinstance(method.over, Method):
+        raise TypeError(f"{type(method).__name__}: over must be a method or its name, not {method.over!r}")
+
+
+def weighted_sum(terms: Any) -> Maps:
+    """Sums of weight * maps; half types are added up in float32."""
+    total: list[Tensor] = []
+    for weight, maps in terms:
+        kinds = [m.dtype for m in maps]
+        wide = [weight * (m.float() if m.element_size() < 4 else m) for m in maps]
+        total = [a + b for a, b in zip(total, wide, strict=True)] if total else wide
+    return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
+
+
+def _range(x: Tensor) -> Tensor:
+    """max - min of each sample, shaped to broadcast."""
+    flat = x.detach().flatten(1)
+    return (flat.amax(1) - flat.amin(1)).reshape(-1, *(1,) * (x.dim() - 1))

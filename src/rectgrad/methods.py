@@ -1,0 +1,316 @@
+"""The methods: frozen dataclasses whose fields are their options.
+
+A method names the rules of its backward pass and what is done with the gradient that arrives at the input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops, rules
+from rectgrad.op import Rules
+from rectgrad.run import Maps, Pass, Subject
+
+PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A plain gradient, unless a subclass says otherwise."""
+
+    rectifies: ClassVar[bool] = False  # an error where no rule ran: never a silent plain gradient
+    families: ClassVar[frozenset[str]] = frozenset()  # recorded besides those with a rule
+    decompose: ClassVar[tuple[str, ...]] = ()  # families to see the inside of
+    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask of the graph: see graph.py
+    one_backward: ClassVar[bool] = True  # a single backward pass makes the map
+    runs_model: ClassVar[bool] = True
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether a rule looks at all units of one sample together."""
+        return False
+
+    def rules(self) -> Rules:
+        return {}
+
+    def raw(self, subject: Subject) -> Maps:
+        """What arrives at the input."""
+        return subject.backward(self)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        """The map from what arrived."""
+        return raw
+
+    def maps(self, subject: Subject) -> Maps:
+        return self.finish(self.raw(subject), subject.inputs)
+
+    def rows(self, start: int, stop: int, n: int) -> Method:
+        """The method for some of n samples, where a field has one value for each."""
+        return self
+
+
+@dataclass(frozen=True)
+class Saliency(Method):
+    """The gradient of the score with respect to the input, with its sign."""
+
+
+@dataclass(frozen=True)
+class GradientXInput(Method):
+    """The gradient times the input."""
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return times(raw, inputs)
+
+
+@dataclass(frozen=True)
+class GuidedBackprop(Method):
+    """Gradient passes an activation where it is positive and the pre-activation is."""
+
+    multiply_by_input: bool = False
+    rectifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        flags(self, "multiply_by_input")
+
+    def rules(self) -> Rules:
+        return dict.fromkeys(ops.RECTIFIERS, rules.guided())
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return times(raw, inputs) if self.multiply_by_input else raw
+
+
+@dataclass(frozen=True)
+class Deconv(Method):
+    """Gradient passes an activation where it is positive."""
+
+    multiply_by_input: bool = False
+    rectifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        flags(self, "multiply_by_input")
+
+    def rules(self) -> Rules:
+        return dict.fromkeys(ops.RECTIFIERS, rules.deconv())
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return times(raw, inputs) if self.multiply_by_input else raw
+
+
+@dataclass(frozen=True)
+class RectGrad(Method):
+    """Rectified Gradient: gradient passes an activation where activation * gradient exceeds the layer's q-th
+    percentile.
+
+    q: percentile, 0 to 100. tau: a constant threshold instead. rule: what is compared (PR1 to PR4, mod).
+    padding_trick: no gradient from outputs that saw zero padding. prr: max pooling shares gradient in
+    proportion to its inputs. multiply_by_input, positive_only: the final steps. interpolation: "nearest" or
+    "linear".
+    """
+
+    q: float = 98.0
+    tau: float | None = None
+    rule: str = "PR1"
+    padding_trick: bool = True
+    prr: bool = False
+    multiply_by_input: bool = True
+    positive_only: bool = True
+    interpolation: str = "nearest"
+    rectifies: ClassVar[bool] = True
+    families: ClassVar[frozenset[str]] = frozenset({"pad"})
+
+    def __post_init__(self) -> None:
+        number(self, "q", 0, 100)
+        if self.tau is not None:
+            number(self, "tau", -math.inf, math.inf)
+        choice(self, "rule", PROPAGATION_RULES)
+        choice(self, "interpolation", ("nearest", "linear"))
+        flags(self, "padding_trick", "prr", "multiply_by_input", "positive_only")
+
+    @property
+    def per_sample(self) -> bool:
+        return self.tau is None
+
+    @property
+    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("last",) if self.rule == "mod" else ()
+
+    def rules(self) -> Rules:
+        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation)
+        result = dict.fromkeys(ops.RECTIFIERS, rectified)
+        if self.padding_trick:
+            result["conv"] = rules.masked_padding()
+        if self.prr:
+            result["max_pool"] = rules.proportional_pooling()
+        return result
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        maps = times(raw, inputs) if self.multiply_by_input else raw
+        return tuple(m.clamp(min=0) for m in maps) if self.positive_only else maps
+
+
+@dataclass(frozen=True)
+class EpsilonLRP(Method):
+    """Layer-wise relevance propagation with the epsilon rule."""
+
+    epsilon: float = 1e-4
+    decompose: ClassVar[tuple[str, ...]] = ("attention", "glu")
+    facts: ClassVar[tuple[str, ...]] = ("folded",)
+
+    def __post_init__(self) -> None:
+        number(self, "epsilon", 0, math.inf)
+
+    def rules(self) -> Rules:
+        return rules.lrp_rules(self.epsilon)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return times(raw, inputs)
+
+
+@dataclass(frozen=True)
+class DeepLift(Method):
+    """DeepLIFT with the Rescale rule: contributions to the difference from a baseline input.
+
+    baseline: a number or a tensor (one for all samples, or one for each; a tuple for several inputs).
+    """
+
+    baseline: Any = 0.0
+    decompose: ClassVar[tuple[str, ...]] = ("attention", "glu", "norm")
+
+    def __post_init__(self) -> None:
+        check_baseline(self)
+
+    def rules(self) -> Rules:
+        return rules.deeplift_rules()
+
+    def raw(self, subject: Subject) -> Maps:
+        resolved = subject.resolved()
+        reference = Pass(subject.at(baselines(self.baseline, subject.inputs)), self)
+        reference.scores(resolved)
+        passed = Pass(subject, self)
+        scores = passed.scores(resolved)
+        pair(passed, reference)
+        return subject.finish(self, passed, scores)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return differences_times(raw, inputs, self.baseline)
+
+    def rows(self, start: int, stop: int, n: int) -> Method:
+        return replace(self, baseline=baseline_rows(self.baseline, start, stop, n))
+
+
+def pair(passed: Pass, reference: Pass) -> None:
+    """Each op with its counterpart in the baseline's pass."""
+    ours, theirs = passed.tape.ops, reference.tape.ops
+    for i, op in enumerate(ours):
+        if i >= len(theirs) or theirs[i].name != op.name or theirs[i].output.shape != op.output.shape:
+            raise ValueError(
+                f"the model ran other operations on the baseline than on the input, from "
+                f"{passed.tape.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"
+            )
+        op.reference = theirs[i]
+
+
+@dataclass(frozen=True)
+class RandomMap(Method):
+    """Uniform noise that depends on the seed and the sample's own values: the control of every experiment."""
+
+    seed: int = 0
+    one_backward: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        integer(self, "seed")
+
+    def raw(self, subject: Subject) -> Maps:
+        return tuple(torch.stack([self._sample(x) for x in tensor]) for tensor in subject.inputs)
+
+    def _sample(self, x: Tensor) -> Tensor:
+        values = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        digest = hashlib.blake2b(values, digest_size=8, salt=str(self.seed).encode()[:16]).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        return torch.rand(x.shape, generator=generator).to(x.device, x.dtype)
+
+
+def times(raw: Maps, inputs: Maps) -> Maps:
+    return tuple(r * x.detach() for r, x in zip(raw, inputs, strict=True))
+
+
+def baselines(baseline: Any, inputs: Maps) -> Maps:
+    """The baseline as one tensor for each input, of its shape."""
+    values = baseline if isinstance(baseline, tuple) else (baseline,) * len(inputs)
+    if len(values) != len(inputs):
+        raise ValueError(f"{len(values)} baselines were given for {len(inputs)} input tensors")
+    return tuple(_like(value, x) for value, x in zip(values, inputs, strict=True))
+
+
+def _like(value: Any, x: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full_like(x, value)
+    try:
+        return value.detach().to(x).expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
+        ) from None
+
+
+def differences_times(raw: Maps, inputs: Maps, baseline: Any) -> Maps:
+    x0 = baselines(baseline, inputs)
+    return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
+
+
+def baseline_rows(baseline: Any, start: int, stop: int, n: int) -> Any:
+    if isinstance(baseline, tuple):
+        return tuple(baseline_rows(b, start, stop, n) for b in baseline)
+    whole = isinstance(baseline, Tensor) and baseline.dim() > 1 and baseline.shape[0] == n
+    return baseline[start:stop] if whole else baseline
+
+
+def _wrong(method: Any, name: str, wanted: str, kind: Callable[[str], Exception]) -> Exception:
+    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")
+
+
+def number(method: Any, name: str, low: float, high: float) -> None:
+    value = getattr(method, name)
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):  # numpy's and torch's scalars
+        value = value.item()
+        object.__setattr__(method, name, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _wrong(method, name, "a number", TypeError)
+    if math.isnan(value) or not low <= value <= high:
+        wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+        raise _wrong(method, name, "a number" if low == -math.inf else wanted, ValueError)
+
+
+def integer(method: Any, name: str, low: float = -math.inf) -> None:
+    value = getattr(method, name)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise _wrong(method, name, "an integer", TypeError)
+    object.__setattr__(method, name, value.__index__())
+    if value < low:
+        raise _wrong(method, name, f"at least {low:g}", ValueError)
+
+
+def choice(method: Any, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(method, name) not in allowed:
+        raise _wrong(method, name, f"one of {', '.join(map(repr, allowed))}", ValueError)
+
+
+def flags(method: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(method, name), bool):
+            raise _wrong(method, name, "True or False", TypeError)
+
+
+def check_baseline(method: Any) -> None:
+    values = method.baseline if isinstance(method.baseline, tuple) else (method.baseline,)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
+            raise _wrong(method, "baseline", "a number or a tensor", TypeError)

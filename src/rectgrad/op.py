@@ -1,0 +1,213 @@
+"""One recorded op: what a rule is given. And the bridge that puts a rule into autograd's backward pass.
+
+Nothing here is global: what a rule needs travels with the op, because a backward pass may run in another
+thread and one recorded forward pass may serve several methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rectgrad import ops
+
+Rule = Callable[["Op", Tensor], Any]
+Rules = Mapping[str, Rule]
+
+# Families worth a graph of their own: their gradient should not pay for the forward computation twice.
+_HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
+
+
+class Slot(int):
+    """Where the i-th data tensor stands among a call's arguments."""
+
+
+def fill(value: Any, data: Sequence[Tensor]) -> Any:
+    """`value` with the data tensors back in their slots."""
+    if type(value) is Slot:
+        return data[value]
+    if type(value) in (list, tuple):
+        return type(value)(fill(v, data) for v in value)
+    return value
+
+
+class Current:
+    """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
+
+    def __init__(self) -> None:
+        self.rules: Rules = {}
+        self.batch: int | None = None  # N, where the engine knows it
+        self.observe: Callable[[Op, Tensor], None] | None = None  # sees R before the rule
+        self.sums: list[Tensor] = []  # of every R that met a rule: one non-finite check at the end
+        self.ran = 0
+        self.once = False  # the recorded values may go as soon as they were used
+
+
+class Op:
+    """A call in the forward pass that depends on the input: its data tensors, its output, its arguments.
+
+    `inputs` are the tensors that depend on the network's input, in the order of the call; parameters and
+    constants are arguments. `sources` are the ops that made the inputs, where they are recorded too.
+    """
+
+    def __init__(self, spec: ops.Spec, family: str, args: tuple, kwargs: dict, current: Current) -> None:
+        self.spec, self.family, self.name = spec, family, spec.name
+        self.args, self.kwargs = args, kwargs
+        self.current = current
+        self.inputs: tuple[Tensor, ...] = ()
+        self.data_count = 0  # of `inputs`, also where they are not kept
+        self.sources: tuple[Op | None, ...] = ()
+        self.module: Any = None
+        self.rule = "plain"  # name of the rule that ran here last
+        self.reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
+        self.facts: dict[str, Any] = {}  # what the graph around the op says: see graph.py
+        self._output: Tensor | None = None
+        self._local: Tensor | None = None
+        self._leaves: tuple[Tensor, ...] = ()
+
+    @property
+    def output(self) -> Tensor:
+        assert self._output is not None
+        return self._output
+
+    @property
+    def batch(self) -> int:
+        """Number of samples in the output: all of it is one sample's where the engine runs just one."""
+        n = self.current.batch
+        return 1 if n == 1 or self.output.dim() == 0 else self.output.shape[0]
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument by name, however it was passed; data tensors as recorded."""
+        if name in self.kwargs:
+            value = self.kwargs[name]
+        elif name in self.spec.names and self.spec.names.index(name) < len(self.args):
+            value = self.args[self.spec.names.index(name)]
+        else:
+            return default
+        return default if value is None else fill(value, self.inputs)
+
+    def call(self, *inputs: Tensor) -> Any:
+        """The op again, on other data tensors."""
+        return self.spec.func(
+            *fill(self.args, inputs), **{k: fill(v, inputs) for k, v in self.kwargs.items()}
+        )
+
+    def vjp(self, R: Tensor) -> tuple[Any, ...]:
+        """The plain gradient: what autograd would pass to each of `inputs`."""
+        if self._local is None:
+            return self.vjp_at(self.inputs, R)
+        return torch.autograd.grad(self._local, self._leaves, R, retain_graph=True, allow_unused=True)
+
+    def vjp_at(self, points: Sequence[Tensor], R: Tensor) -> tuple[Any, ...]:
+        """The plain gradient at other data tensors than the recorded ones."""
+        with torch.enable_grad():
+            leaves = [point.detach().requires_grad_() for point in points]
+            output = first(self.call(*leaves))
+        return torch.autograd.grad(output, leaves, R, allow_unused=True)
+
+    def run(self, data: Sequence[Tensor], keep_inputs: bool) -> Any:
+        """Run the op and remember what its rule may ask for."""
+        heavy = self.family in _HEAVY
+        leaves = tuple(x.detach().requires_grad_(heavy) for x in data)
+        with torch.set_grad_enabled(heavy):
+            result = self.call(*leaves)
+        self._output = first(result).detach()
+        if heavy:
+            self._leaves, self._local = leaves, first(result)
+        if keep_inputs:
+            self.inputs = tuple(x.detach() for x in leaves)
+        return result
+
+    def unshare(self, storage: int) -> None:
+        """Keep copies of what lies in a storage that is about to be written."""
+
+        def kept(x: Any) -> Any:
+            if type(x) in (list, tuple):
+                return type(x)(kept(v) for v in x)
+            return x.clone() if isinstance(x, Tensor) and storage_of(x) == storage else x
+
+        self.inputs = kept(self.inputs)
+        self._output = kept(self._output)
+        self.args = kept(self.args)
+        self.kwargs = {k: kept(v) for k, v in self.kwargs.items()}
+
+    def release(self) -> None:
+        self.inputs, self._output, self._local, self._leaves = (), None, None, ()
+
+    def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
+        """R by the rule in force for this family, or by the plain gradient."""
+        current = self.current
+        rule = current.rules.get(self.family)
+        if current.observe is not None:
+            current.observe(self, R)
+        if rule is None:
+            self.rule = "plain"
+            return self.vjp(R)
+        current.ran += 1
+        current.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
+        self.rule = getattr(rule, "__name__", type(rule).__name__)
+        result = rule(self, R)
+        return result if isinstance(result, tuple) else (result,)
+
+
+def first(result: Any) -> Tensor:
+    """The differentiable part of a result: pooling may return indices too."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def storage_of(x: Tensor) -> int:
+    return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
+
+
+class Bridge(torch.autograd.Function):
+    """An op whose backward step is the rule in force when the backward pass runs."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, keep_inputs: bool, *data: Tensor) -> Any:
+        ctx.op = op
+        ctx.set_materialize_grads(False)
+        result = op.run(data, keep_inputs)
+        if not isinstance(result, (tuple, list)):
+            return result.detach()
+        detached = tuple(r.detach() for r in result)
+        ctx.mark_non_differentiable(*detached[1:])
+        return detached
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
+        op: Op = ctx.op
+        if R is None:
+            return (None,) * len(ctx.needs_input_grad)
+        with torch._C.DisableTorchFunction(), no_autocast(R.device.type):
+            grads = op.backward(R)
+            if op.current.once:
+                op.release()
+        return (None, None, *grads)
+
+
+class Overwrite(torch.autograd.Function):
+    """The end of an in-place op: `target` gets the values and the gradient path of `result`."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, result: Tensor) -> Tensor:
+        ctx.mark_dirty(target)
+        ctx.dtype = result.dtype
+        return target.copy_(result)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, R: Tensor) -> Any:
+        return None, R.to(ctx.dtype)
+
+
+def no_autocast(device: str) -> Any:
+    """Rules compute in the types they are given, also when the caller is inside autocast."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -1,0 +1,254 @@
+"""Op families and their aliases: which torch function is what kind of step. Data, and its lookup.
+
+A family is what a rule is given for. Every spelling of an op (`torch.relu`, `Tensor.relu_`, `F.relu`,
+`aten::relu`, ...) is found by its name in torch's namespaces, so an alias is written here once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+# Rectifier-like activations: small or negative in, little out; large in, large out.
+RECTIFIERS = frozenset(
+    "relu relu6 leaky_relu rrelu prelu elu celu selu silu gelu mish hardswish softplus".split()
+)
+# Rectifiers whose output is positive exactly where their input is.
+SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
+
+FAMILIES: dict[str, str] = {
+    **{name: name for name in RECTIFIERS},
+    # What these are depends on their bounds: see `refine`.
+    "clamp": "clamp clip clamp_min hardtanh threshold",
+    "squash": "sigmoid expit tanh hardsigmoid softsign logsigmoid log_sigmoid tanhshrink",
+    "unary": "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal abs absolute erf erfc sin cos "
+    "tan atan arctan sinh cosh asinh pow float_power clamp_max softshrink hardshrink",
+    "conv": "conv1d conv2d conv3d convolution _convolution",
+    "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
+    "linear": "linear",
+    "matmul": "matmul mm bmm mv dot vdot inner outer ger addmm addbmm baddbmm addmv einsum tensordot "
+    "bilinear chain_matmul",
+    "batch_norm": "batch_norm",
+    "norm": "layer_norm group_norm instance_norm rms_norm",
+    "max_pool": "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
+    "max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+    "adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices",
+    "avg_pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+    "adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
+    "sum": "sum mean",
+    "add": "add sub subtract rsub",
+    "mul": "mul multiply",
+    "div": "div divide true_divide",
+    "max": "max amax maximum fmax",
+    "min": "min amin minimum fmin",
+    "softmax": "softmax _softmax",
+    "log_softmax": "log_softmax _log_softmax",
+    "attention": "scaled_dot_product_attention",
+    "glu": "glu",
+    "pad": "pad constant_pad_nd",
+}
+
+# Linear in the input and without a shift: every method passes them by their plain gradient, exactly.
+ROUTING = frozenset(
+    "view view_as reshape reshape_as flatten unflatten permute transpose t swapaxes swapdims movedim "
+    "moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile repeat_interleave cat concat "
+    "concatenate stack hstack vstack dstack split split_with_sizes tensor_split chunk unbind select narrow "
+    "index_select gather take take_along_dim masked_select roll flip fliplr flipud rot90 contiguous clone to "
+    "type type_as float double half bfloat16 cpu cuda neg negative upsample interpolate pixel_shuffle pixel_unshuffle "
+    "channel_shuffle unfold fold im2col col2im diagonal diag tril triu cumsum scatter index_add "
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout real "
+    "__getitem__ __setitem__ copy alias lift_fresh detach requires_grad_ numpy_T mT adjoint "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d "
+    "upsample_linear1d upsample_trilinear3d native_dropout _unsafe_view _to_copy __copy__ data".split()
+)
+
+# Said when a network has nothing to rectify: ways an activation is written out by hand.
+BY_HAND = frozenset(
+    "gt ge lt le __gt__ __ge__ __lt__ __le__ greater greater_equal less less_equal where sign heaviside abs "
+    "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax".split()
+)
+
+# Parameter names by position, for builtins that Python cannot inspect.
+_POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
+SIGNATURES: dict[str, str] = {
+    **{f"conv{n}d": "input weight bias stride padding dilation groups" for n in (1, 2, 3)},
+    **{f"max_pool{n}d": _POOL for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": _POOL for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d": "input output_size return_indices" for n in (1, 2, 3)},
+    "convolution": "input weight bias stride padding dilation transposed output_padding groups",
+    "_convolution": "input weight bias stride padding dilation transposed output_padding groups",
+    "clamp": "input min max",
+    "clip": "input min max",
+    "clamp_min": "input min",
+    "hardtanh": "input min_val max_val",
+    "threshold": "input threshold value",
+    "constant_pad_nd": "input pad value",
+    "softmax": "input dim dtype",
+    "log_softmax": "input dim dtype",
+    "_softmax": "input dim half_to_float",
+    "_log_softmax": "input dim half_to_float",
+    "batch_norm": "input weight bias running_mean running_var training momentum eps",
+    "layer_norm": "input normalized_shape weight bias eps",
+    "rms_norm": "input normalized_shape weight eps",
+    "group_norm": "input num_groups weight bias eps",
+    "instance_norm": "input weight bias running_mean running_var use_input_stats momentum eps",
+    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal scale enable_gqa",
+    "glu": "input dim",
+    "max": "input dim keepdim",
+    "min": "input dim keepdim",
+    "amax": "input dim keepdim",
+    "amin": "input dim keepdim",
+    "rsub": "input other alpha",
+    "pow": "input exponent",
+    "float_power": "input exponent",
+}
+
+_NAMESPACES = (
+    torch.Tensor,
+    torch,
+    torch._C._VariableFunctions,
+    F,
+    torch._C._nn,
+    torch.special,
+    torch._C._special,  # type: ignore[attr-defined]
+)
+_DUNDERS = {
+    "__add__": "add",
+    "__radd__": "add",
+    "__iadd__": "add_",
+    "__sub__": "sub",
+    "__isub__": "sub_",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "__imul__": "mul_",
+    "__div__": "div",
+    "__truediv__": "div",
+    "__idiv__": "div_",
+    "__itruediv__": "div_",
+    "__rsub__": "rsub",
+    "__rdiv__": "rdiv",
+    "__rtruediv__": "rdiv",
+    "__matmul__": "matmul",
+    "__rmatmul__": "rmatmul",
+    "__pow__": "pow",
+    "__rpow__": "rpow",
+    "__ipow__": "pow_",
+    "__neg__": "neg",
+    "__abs__": "abs",
+    "special_expit": "sigmoid",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+}
+# Reflected operators, as the op they stand for with its operands the other way round.
+_REFLECTED: dict[str, Callable[..., Any]] = {
+    "rdiv": lambda x, other: torch.div(other, x) if torch.is_tensor(other) else x.reciprocal() * other,
+    "rmatmul": lambda x, other: torch.matmul(other, x),
+    "rpow": lambda x, other: torch.pow(other, x),
+}
+
+
+class Spec(NamedTuple):
+    """What the table says of one torch function."""
+
+    name: str  # the op, whatever it was called through
+    family: str | None  # None: no family, the plain gradient
+    func: Callable[..., Any]  # the same op out of place
+    names: tuple[str, ...]  # its parameters by position, where known
+    writes: bool  # changes its first argument
+
+
+_FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
+_SPECS: dict[Any, Spec] = {}
+
+
+def plain_name(name: str) -> tuple[str, bool]:
+    """The op's own name and whether this spelling of it works in place."""
+    name = _DUNDERS.get(name, name)
+    if name.endswith("_") and not name.endswith("__"):
+        return name[:-1], True
+    return name, name == "__setitem__"
+
+
+def _parameters(func: Any, name: str) -> tuple[str, ...]:
+    if isinstance(func, torch._ops.OpOverload):
+        return tuple("input" if a.name == "self" else a.name for a in func._schema.arguments)
+    if inspect.isfunction(func):
+        names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
+        if names != ("args", "kwargs"):  # a wrapper says nothing of what it wraps
+            return names
+    return tuple(SIGNATURES.get(name, "").split())
+
+
+def _out_of_place(func: Any, name: str, writes: bool, namespace: Any) -> Any:
+    if name in _REFLECTED:
+        return _REFLECTED[name]
+    if not writes:
+        return func
+    found = getattr(namespace, name, None) or getattr(torch, name, None) or getattr(F, name, None)
+    return found or func
+
+
+def _register() -> None:
+    for namespace in _NAMESPACES:
+        for attribute in dir(namespace):
+            name, writes = plain_name(attribute)
+            family = _FAMILY_OF.get(name) or {"rdiv": "div", "rmatmul": "matmul", "rpow": "unary"}.get(name)
+            func = getattr(namespace, attribute, None)
+            if family and callable(func) and func not in _SPECS:
+                out_of_place = _out_of_place(func, name, writes, namespace)
+                _SPECS[func] = Spec(name, family, out_of_place, _parameters(func, name), writes)
+
+
+_register()
+
+
+def _overload(func: Any) -> Spec:
+    """An op called by its dispatcher name, as exported programs do."""
+    packet = getattr(func, "overloadpacket", func)
+    name, writes = plain_name(packet.__name__)
+    out_of_place = getattr(torch.ops.aten, name, func) if writes else func
+    family = _FAMILY_OF.get(name)
+    return Spec(name, family, out_of_place, _parameters(func, name), writes)
+
+
+def lookup(func: Any) -> Spec:
+    """The table's entry for a torch function; a family of None when it has none."""
+    spec = _SPECS.get(func)
+    if spec is None:
+        if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            spec = _overload(func)
+        else:
+            name, writes = plain_name(getattr(func, "__name__", str(func)))
+            spec = Spec(name, None, func, _parameters(func, name), writes)
+        _SPECS[func] = spec
+    return spec
+
+
+def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
+    """The family a call belongs to once its arguments are known.
+
+    Cutting off below zero is a ReLU, above some ceiling over one as well a ReLU6, however it is written;
+    a clamp to [0, 1] squashes, and any other is a step of its own.
+    """
+    if family == "conv" and argument("transposed", False):
+        return "conv_transpose"
+    if name == "instance_norm" and not argument("use_input_stats", True):
+        return "batch_norm"
+    if family != "clamp":
+        return family
+    if name == "threshold":
+        return "relu" if argument("threshold") == 0 and argument("value") == 0 else "unary"
+    low, high = (
+        (argument("min_val", -1.0), argument("max_val", 1.0))
+        if name == "hardtanh"
+        else (argument("min"), argument("max"))
+    )
+    if torch.is_tensor(low) or torch.is_tensor(high) or low != 0:
+        return "squash" if name == "hardtanh" else "unary"
+    if high is None or high == float("inf"):
+        return "relu"
+    return "relu6" if high > 1 else "squash"

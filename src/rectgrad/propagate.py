@@ -1,0 +1,223 @@
+"""The engine: torch calls of a forward pass are seen, recorded, and given a rule for the way back.
+
+A `TorchFunctionMode` sees every torch call of its thread, so it does not matter how a model spells an op.
+Nothing is set, replaced or written on the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from rectgrad import ops
+from rectgrad.composite import composite, decompositions
+from rectgrad.op import Bridge, Current, Op, Overwrite, Rules, Slot, fill, first, storage_of
+from rectgrad.preserve import Keeper
+from rectgrad.trace import Row, Trace, calling_module
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class Tape(TorchFunctionMode):
+    """One forward pass. `families`: what to record (None: all); `outputs_only`: families whose rule reads
+    the output alone, so that their input need not be kept; `decompose`: families to see the inside of."""
+
+    def __init__(
+        self,
+        families: Collection[str] | None = None,
+        outputs_only: Collection[str] = (),
+        decompose: Collection[str] = ("attention", "glu"),
+        batch: int | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__()
+        self.families, self.outputs_only, self.decompose = families, outputs_only, decompose
+        self.keeper = keeper or Keeper()
+        self.current = Current()
+        self.current.batch = batch
+        self.ops: list[Op] = []
+        self.trace = Trace()
+        self._holders: dict[int, list[Op]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):
+            return func(*args, **kwargs)
+        spec = ops.lookup(func)
+        if not torch.is_grad_enabled():
+            return self._without_grad(spec, func, args, kwargs)
+        if spec.family is None and (inside := composite(func)) is not None:
+            with self:
+                return inside(*args, **kwargs)
+        data: list[Tensor] = []
+        args = tuple(_prepare(a, data) for a in args)
+        kwargs = {k: _prepare(v, data) for k, v in kwargs.items()}
+        if spec.family in ("batch_norm", "norm"):
+            args, kwargs = _own_statistics(spec, args, kwargs)
+        return self._dispatch(spec, func, args, kwargs, data)
+
+    def _dispatch(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
+        args, kwargs, inplace = _out_of_place(spec, args, kwargs)
+        op = self._op(spec, args, kwargs, data)
+        if op is None:
+            return self._native(spec, func, args, kwargs, data, inplace)
+        if op.family in self.decompose:
+            op.inputs = tuple(data)
+            with self:
+                return decompositions[op.family](op)
+        result = self._bridge(op, data)
+        if not (spec.writes or inplace):
+            return result
+        target = fill(args[0] if args else kwargs["input"], data)
+        self._protect(target)
+        return Overwrite.apply(target, result)
+
+    def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor]) -> Op | None:
+        """The record of this call, if it depends on the input and its family is wanted."""
+        if not data or spec.family is None or "out" in kwargs:
+            return None
+        op = Op(spec, spec.family, args, kwargs, self.current)
+        op.family = ops.refine(spec.family, spec.name, op.argument)
+        wanted = self.families is None or op.family in self.families or op.family in self.decompose
+        return op if wanted else None
+
+    def _bridge(self, op: Op, data: list[Tensor]) -> Any:
+        op.module, op.data_count = calling_module(), len(data)
+        op.sources = tuple(getattr(x.grad_fn, "op", None) for x in data)
+        with identity_hooks():
+            result = Bridge.apply(op, op.family not in self.outputs_only, *data)
+        self.ops.append(op)
+        self.trace.rows.append(Row(op.name, op.module, tuple(op.output.shape), op))
+        for x in (*op.inputs, op.output, *(a for a in op.args if isinstance(a, Tensor))):
+            self._holders.setdefault(storage_of(x), []).append(op)
+        return result
+
+    def _native(
+        self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor], inplace: bool
+    ) -> Any:
+        args, kwargs = fill(args, data), {k: fill(v, data) for k, v in kwargs.items()}
+        if inplace:
+            kwargs["inplace"] = True
+        self._before_write(spec, args, kwargs, inplace)
+        with identity_hooks():
+            result = func(*args, **kwargs)
+        if data and isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
+            self.trace.rows.append(Row(spec.name, calling_module(), tuple(first(result).shape), None))
+        return result
+
+    def _without_grad(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A call while gradients are off. An activation here is one whose rule will never run."""
+        if spec.family in ops.RECTIFIERS or spec.name in ops.BY_HAND:
+            self.trace.hidden.append(Row(spec.name, calling_module(), (), None))
+        self._before_write(spec, args, kwargs, _out_of_place(spec, args, kwargs)[2])
+        if spec.family in ("batch_norm", "norm"):
+            args, kwargs = _own_statistics(spec, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
+        if spec.writes or inplace:
+            self._protect(args[0] if args else kwargs.get("input"))
+        if kwargs.get("out") is not None:
+            for out in kwargs["out"] if isinstance(kwargs["out"], (tuple, list)) else (kwargs["out"],):
+                self._protect(out)
+
+    def _protect(self, target: Any) -> None:
+        """Before a tensor is written: keep what the records and the model have in its storage."""
+        if isinstance(target, Tensor):
+            storage = storage_of(target)
+            for op in self._holders.pop(storage, ()):
+                op.unshare(storage)
+            self.keeper.before_write(storage)
+
+
+def _prepare(value: Any, data: list[Tensor]) -> Any:
+    """Data tensors become slots; parameters lose their gradient, so that to require one means to depend on
+    the network's input; inference tensors become ordinary ones."""
+    if isinstance(value, Tensor):
+        if isinstance(value, Parameter):
+            value = value.detach()
+        if value.requires_grad:
+            data.append(value)
+            return Slot(len(data) - 1)
+        return value.clone() if value.is_inference() else value
+    if type(value) in (list, tuple):
+        return type(value)(_prepare(v, data) for v in value)
+    return value
+
+
+def _out_of_place(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
+    """The call without its `inplace` flag, and whether it was set."""
+    if "inplace" in kwargs:
+        inplace = bool(kwargs["inplace"])
+        return args, {k: v for k, v in kwargs.items() if k != "inplace"}, inplace
+    if "inplace" in spec.names and spec.names.index("inplace") < len(args):
+        at = spec.names.index("inplace")
+        rest = dict(zip(spec.names[at + 1 :], args[at + 1 :], strict=False))
+        return args[:at], {**rest, **kwargs}, bool(args[at])
+    return args, kwargs, False
+
+
+def _own_statistics(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Running statistics as copies: in training mode the layer would update the model's own."""
+    args = (
+        tuple(
+            a.clone() if name in _STATISTICS and isinstance(a, Tensor) else a
+            for name, a in zip(spec.names, args, strict=False)
+        )
+        + args[len(spec.names) :]
+    )
+    kwargs = {k: v.clone() if k in _STATISTICS and isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    return args, kwargs
+
+
+def _differentiable(result: Any) -> bool:
+    result = first(result) if result is not None and not (isinstance(result, tuple) and not result) else None
+    return isinstance(result, Tensor) and result.requires_grad
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def identity_hooks() -> Any:
+    """Checkpointing saves nothing and runs its function again in the backward pass, out of our sight:
+    what is saved under its hooks is saved as it is instead."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+
+
+@contextlib.contextmanager
+def propagate(rules: Rules) -> Iterator[Trace]:
+    """Run a model with your own backward rules.
+
+    `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
+    `op.inputs`). Inside the context, calls that depend on a tensor requiring a gradient are recorded; the
+    rules act in every backward pass through them, inside the context or after it. Parameters get no
+    gradient. Yields the trace; printed, it is a table of the ops and the rule that each one used.
+
+        with rectgrad.propagate({"relu": lambda op, R: R.clamp(min=0)}) as trace:
+            model(x)[0, 281].backward()
+        print(trace)
+    """
+    _check(rules)
+    tape = Tape(families=frozenset(rules))
+    tape.current.rules = dict(rules)
+    with tape:
+        yield tape.trace
+
+
+def _check(rules: Rules) -> None:
+    known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
+    unknown = sorted(set(rules) - known)
+    if unknown:
+        raise ValueError(f"unknown op family {unknown[0]!r}; families are {', '.join(sorted(known))}")
+    for family, rule in rules.items():
+        if not isinstance(rule, Callable):  # type: ignore[arg-type]
+            raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")

@@ -1,0 +1,20 @@
+"""What each rule does to a gradient: the paper lives here.
+
+A rule is a function (op, R) -> the gradient for each of op.inputs. Factories take the parameters.
+"""
+
+from rectgrad.rules.deeplift import deeplift_rules
+from rectgrad.rules.lrp import lrp_rules
+from rectgrad.rules.padding import masked_padding
+from rectgrad.rules.pooling import proportional_pooling
+from rectgrad.rules.rectified import deconv, guided, rectified
+
+__all__ = [
+    "deconv",
+    "deeplift_rules",
+    "guided",
+    "lrp_rules",
+    "masked_padding",
+    "proportional_pooling",
+    "rectified",
+]

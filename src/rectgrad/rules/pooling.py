@@ -1,0 +1,68 @@
+"""The proportional redistribution rule (PRR): max pooling shares gradient instead of picking a winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad.op import Op, Rule
+from rectgrad.windows import adaptive_taps, per_dim, taps
+
+TINY = 1e-10
+
+
+def proportional_pooling() -> Rule:
+    """R * x / (sum of the window + count * 1e-10) for each real element x of the window; windows add up.
+
+    An all-zero window passes nothing. Where a window's sum is negative, the plain max-pool gradient.
+    """
+
+    def proportional_pooling(op: Op, R: Tensor) -> Any:
+        x = op.inputs[0]
+        window_sum = windowed_sum(op)
+        wide = torch.float32 if x.element_size() < 4 else x.dtype
+        total = window_sum(x.to(wide))
+        count = window_sum(torch.ones_like(x, dtype=wide))
+        share = torch.where(total < 0, 0, R.to(wide) / (total + count * TINY))
+        with torch.enable_grad():
+            leaf = torch.zeros_like(x, dtype=wide).requires_grad_()
+            spread = torch.autograd.grad(window_sum(leaf), leaf, share)[0]
+        grad = (x.to(wide) * spread).to(x.dtype)
+        if bool((total < 0).any()):
+            (plain,) = op.vjp(torch.where(total < 0, R, 0))
+            grad = grad + plain
+        return grad
+
+    return proportional_pooling
+
+
+def windowed_sum(op: Op) -> Callable[[Tensor], Tensor]:
+    """The sum over each pooling window's real elements, as a function of the pool's input."""
+    dims = int(next(c for c in op.name if c.isdigit()))
+    size, outputs = op.inputs[0].shape[-dims:], op.output.shape[-dims:]
+    plan = [_taps(op, d, dims, size[d], outputs[d]) for d in range(dims)]
+
+    def window_sum(x: Tensor) -> Tensor:
+        for d, (position, real) in enumerate(plan):
+            x = _along(x, d - dims, position.to(x.device), real.to(x.device))
+        return x
+
+    return window_sum
+
+
+def _taps(op: Op, d: int, dims: int, length: int, outputs: int) -> tuple[Tensor, Tensor]:
+    if op.name.startswith("adaptive"):
+        return adaptive_taps(length, outputs)
+    kernel = per_dim(op.argument("kernel_size"), dims)
+    stride = per_dim(op.argument("stride") or kernel, dims)
+    dilation, padding = (per_dim(op.argument(n, v), dims) for n, v in (("dilation", 1), ("padding", 0)))
+    return taps(length, outputs, kernel[d], stride[d], dilation[d], padding[d])
+
+
+def _along(x: Tensor, dim: int, position: Tensor, real: Tensor) -> Tensor:
+    """Sums of x over `position` along one dimension, where `real`."""
+    picked = x.movedim(dim, -1)[..., position]
+    return torch.where(real, picked, 0).sum(-1).movedim(-1, dim)

@@ -1,0 +1,89 @@
+"""Rules for rectified activations. a: activation, R: gradient arriving at it, s = a * R: a unit's score.
+
+PR1   R where a * R > tau        Rectified Gradient (section 3 of the paper)
+PR2   R where |a * R| > tau      PR3   R where a > tau      PR4   R where R > tau
+mod   PR1 at the last rectified activations, PR2 at all others
+Deconv   R where R > 0           Guided   R where R > 0 and the pre-activation > 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad.op import Op, Rule
+from rectgrad.threshold import percentile
+
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "PR1": lambda a, R: a * R,
+    "PR2": lambda a, R: (a * R).abs(),
+    "PR3": lambda a, R: a,
+    "PR4": lambda a, R: R,
+}
+
+
+def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
+    """What is compared with tau, one number a unit; in float32 at least."""
+    if rule == "mod":
+        rule = "PR1" if op.facts.get("last") else "PR2"
+    a = op.output + eps if eps else op.output
+    return SCORES[rule](_wide(a), _wide(R))
+
+
+def rectified(
+    q: float = 98.0,
+    tau: float | None = None,
+    rule: str = "PR1",
+    interpolation: str = "nearest",
+    eps: float = 0.0,
+) -> Rule:
+    """R where the unit's score exceeds tau, strictly; 0 elsewhere. What passes is R itself.
+
+    tau is the q-th percentile of the scores of the sample's layer, or a constant. `eps` is added to the
+    activation: with tau = 0 and a small eps the rule is Deconv (claim 2 of the paper).
+    """
+
+    def rectified(op: Op, R: Tensor) -> Tensor:
+        s = score(op, R, rule, eps)
+        if tau is not None:
+            return torch.where(s > tau, R, 0)
+        if s.numel() == 0:
+            return R
+        rows = s.reshape(op.batch, -1)
+        passes = rows > percentile(rows, q, interpolation).unsqueeze(1)
+        return torch.where(passes.reshape(s.shape), R, 0)
+
+    return _of_output(rectified)
+
+
+def deconv() -> Rule:
+    """R where R > 0."""
+
+    def deconv(op: Op, R: Tensor) -> Tensor:
+        return torch.where(R > 0, R, 0)
+
+    return _of_output(deconv)
+
+
+def guided() -> Rule:
+    """R where R > 0 and the pre-activation is positive."""
+
+    def guided(op: Op, R: Tensor) -> Tensor:
+        # Most rectifiers keep the sign, so the activation tells, and the pre-activation need not be kept.
+        z = op.output if op.family in ops.SIGN_KEEPING else op.inputs[0]
+        return torch.where((R > 0) & (z > 0), R, 0)
+
+    return guided
+
+
+def _of_output(rule: Rule) -> Rule:
+    """Marks a rule that reads the op's output alone."""
+    rule.output_only = True  # type: ignore[attr-defined]
+    return rule
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.element_size() < 4 else x

@@ -1,0 +1,234 @@
+"""One forward pass kept for any number of backward passes, and the subject that a method explains."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rectgrad import graph, ops
+from rectgrad import target as targets
+from rectgrad.diagnose import check_finite, warn_if_nothing_passed
+from rectgrad.op import Op
+from rectgrad.preserve import preserved
+from rectgrad.propagate import Tape
+from rectgrad.trace import Trace
+
+if TYPE_CHECKING:
+    from rectgrad.methods import Method
+
+Maps = tuple[Tensor, ...]
+Observe = Callable[[Op, Tensor], None]
+
+
+class UnsupportedModelError(RuntimeError):
+    """A part of the model that a rule cannot reach: the map would be a plain gradient without saying so."""
+
+
+class Pass:
+    """One forward pass of `model` on `inputs`, recorded for `method` (None: for every method)."""
+
+    def __init__(self, subject: Subject, method: Method | None, also: frozenset[str] = frozenset()) -> None:
+        self.n = len(subject.inputs[0])
+        self.lock = threading.Lock()
+        device = subject.inputs[0].device
+        with (
+            preserved(subject.model, _tensors(subject.args, subject.kwargs), device) as keeper,
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            self.leaves = tuple(_leaf(x) for x in subject.inputs)
+            self.tape = _tape(method, also, self.n)
+            self.tape.keeper = keeper
+            self.tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
+            args, kwargs = _detached(subject.args), {k: _detached(v) for k, v in subject.kwargs.items()}
+            # Copies, so that a model may write on its input.
+            inputs = tuple(leaf.clone() for leaf in self.leaves)
+            with self.tape:
+                self.outputs = subject.model(*inputs, *args, **kwargs)
+
+    def scores(self, target: targets.Scores) -> Tensor:
+        # A callable target is part of what is explained: its steps follow the rules too.
+        seen = self.tape if isinstance(target, targets.Given) else contextlib.nullcontext()
+        with torch.inference_mode(False), torch.enable_grad(), seen:
+            scores = target(self.outputs)
+        if not scores.requires_grad:
+            raise ValueError(
+                "the score to explain does not depend on the input: the forward pass detaches it, runs under "
+                "no_grad, or leaves torch; explain a model that is differentiable from input to output"
+            )
+        return scores
+
+    def backward(self, method: Method, scores: Tensor, once: bool, observe: Observe | None = None) -> Maps:
+        """The gradient of `scores` by the method's rules, one tensor for each input."""
+        current = self.tape.current
+        rules = method.rules()
+        if rules:
+            self._prepare(method, scores)
+        if observe is not None:
+            graph.mark_channels(graph.walk(scores))
+        with self.lock, torch.inference_mode(False):
+            current.rules, current.observe, current.once = rules, observe, once
+            current.ran, current.sums = 0, []
+            try:
+                ones = torch.ones_like(scores)
+                grads = torch.autograd.grad(
+                    scores, self.leaves, ones, retain_graph=not once, allow_unused=True
+                )
+            finally:
+                current.rules, current.observe = {}, None
+            self.sums, ran = current.sums, current.ran
+        if method.rectifies and not ran:
+            raise UnsupportedModelError(_nothing_rectified(method, self))
+        return tuple(
+            torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, self.leaves, strict=True)
+        )
+
+    def _prepare(self, method: Method, scores: Tensor) -> None:
+        """What the rules need to know of the graph; and no rule for a network with parts out of reach."""
+        nodes = graph.walk(scores)
+        hidden = graph.hidden_part(nodes, self.tape.trace)
+        if hidden:
+            raise UnsupportedModelError(
+                f"{type(method).__name__} cannot explain this model: it contains {hidden}"
+            )
+        if "last" in method.facts:
+            graph.mark_last(scores)
+        if "folded" in method.facts:
+            graph.mark_folded(nodes)
+            graph.mark_constant(nodes)
+
+    def rectified(self) -> list[Op]:
+        return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
+
+
+class Subject:
+    """What is explained: a model on some inputs, for a target. Methods ask it for gradients."""
+
+    def __init__(
+        self, model: Any, inputs: Maps, args: tuple, kwargs: dict, target: Any, passed: Pass | None = None
+    ) -> None:
+        self.model, self.inputs, self.args, self.kwargs = model, inputs, args, kwargs
+        self.target, self.passed = target, passed
+        self._resolved: targets.Scores | None = None
+        self.observe: Observe | None = None
+        self.trace: Trace | None = None  # of the last pass
+
+    @property
+    def n(self) -> int:
+        return len(self.inputs[0])
+
+    def at(self, inputs: Maps) -> Subject:
+        """The same question at other inputs: a class left open stays that of the clean inputs."""
+        other = Subject(self.model, inputs, self.args, self.kwargs, self.target)
+        other._resolved = self.resolved()
+        other.observe = self.observe
+        return other
+
+    def asking(self, target: Any) -> Subject:
+        """Another question about the same inputs, answered from the same pass."""
+        return Subject(self.model, self.inputs, self.args, self.kwargs, target, self.passed)
+
+    def rows(self, start: int, stop: int) -> Subject:
+        """Some of the samples."""
+        n = self.n
+
+        def cut(value: Any) -> Any:
+            if type(value) in (list, tuple):
+                return type(value)(cut(v) for v in value)
+            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == n
+            return value[start:stop] if batched else value
+
+        inputs = tuple(x[start:stop] for x in self.inputs)
+        kwargs = {k: cut(v) for k, v in self.kwargs.items()}
+        target = targets.narrow(self.target, start, stop, n)
+        other = Subject(self.model, inputs, cut(self.args), kwargs, target)
+        if self._resolved is not None:
+            other._resolved = self._resolved.rows(start, stop)
+        other.observe = self.observe
+        return other
+
+    def resolved(self, outputs: Any = None) -> targets.Scores:
+        if self._resolved is None:
+            if outputs is None and self.passed is not None:
+                outputs = self.passed.outputs
+            if outputs is None and not callable(self.target):
+                outputs = self.outputs()
+            self._resolved = targets.resolve(self.target, outputs, self.n)
+        return self._resolved
+
+    def outputs(self) -> Any:
+        """The model's outputs, without recording anything."""
+        from rectgrad.methods import Saliency
+
+        return Pass(self, Saliency()).outputs
+
+    def backward(self, method: Method) -> Maps:
+        """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
+        also = ops.RECTIFIERS if self.observe else frozenset()
+        passed = self.passed or Pass(self, method, also)
+        if method.per_sample and self.n > 1 and mixes_samples(self, passed):
+            if self._resolved is None and not callable(self.target):
+                self.resolved(passed.outputs)
+            del passed
+            parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
+            return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+        return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
+
+    def finish(self, method: Method, passed: Pass, scores: Tensor) -> Maps:
+        """The backward pass and its checks."""
+        self.trace = passed.tape.trace
+        maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
+        check_finite(self, method, passed, scores, maps)
+        warn_if_nothing_passed(self, method, maps)
+        return maps
+
+
+def mixes_samples(subject: Subject, passed: Pass) -> bool:
+    """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
+    n = passed.n
+    shapes = [op.output.shape for op in passed.rectified()]
+    if any(not shape or shape[0] != n for shape in shapes):
+        return True
+    training = isinstance(subject.model, nn.Module) and subject.model.training
+    if training or not any(n in shape[1:] for shape in shapes):
+        return False
+    # The size alone does not tell samples from channels or positions: one sample alone does.
+    return any(op.output.shape[0] != 1 for op in Pass(subject.rows(0, 1), None).rectified())
+
+
+def _tape(method: Method | None, also: frozenset[str], n: int) -> Tape:
+    if method is None:
+        return Tape(batch=n)
+    rules = method.rules()
+    outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
+    families = frozenset(rules) | method.families | also
+    return Tape(families, outputs_only, method.decompose, batch=n)
+
+
+def _leaf(x: Tensor) -> Tensor:
+    x = x.detach()
+    return (x.clone() if x.is_inference() else x).requires_grad_()
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value.detach()
+    return type(value)(_detached(v) for v in value) if type(value) in (list, tuple) else value
+
+
+def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
+    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+
+
+def _nothing_rectified(method: Method, passed: Pass) -> str:
+    names = list(dict.fromkeys(row.name for row in passed.tape.trace.rows if row.name in ops.BY_HAND))
+    seen = f"activations written by hand ({', '.join(names)})" if names else "no activation"
+    return (
+        f"{type(method).__name__} found nothing to rectify between the score and the input: {seen}; its "
+        "map would be the plain gradient. Use method 'saliency' for that, or write the activation as relu."
+    )

@@ -1,0 +1,117 @@
+"""The trace of a forward pass: which ops were met, in which layer, and which rule each one used."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from rectgrad import ops
+
+if TYPE_CHECKING:
+    from rectgrad.op import Op
+
+
+_LINEAR_IN_ONE = frozenset("conv conv_transpose linear matmul mul div batch_norm".split())
+
+
+class Row(NamedTuple):
+    name: str
+    module: Any  # the innermost module running at the time, or None
+    shape: tuple[int, ...]
+    op: Op | None  # None: not recorded, so always the plain gradient
+
+    @property
+    def rule(self) -> str:
+        if self.op is not None and self.op.rule != "plain":
+            return self.op.rule
+        return "plain"
+
+
+class Trace:
+    """Every call that depends on the input, in the order of the forward pass."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.hidden: list[Row] = []  # activations met while gradients were off
+        self.root: nn.Module | None = None
+
+    def layers(self) -> list[str]:
+        """A name for each row: its module's, with the op where the module holds more than one."""
+        names = module_names(self.root or _outermost(self.rows))
+        labels = [_label(row, names) for row in self.rows]
+        total, met = Counter(labels), Counter[str]()
+        for i, label in enumerate(labels):
+            met[label] += 1
+            if total[label] > 1:
+                labels[i] = f"{label}#{met[label]}"
+        return labels
+
+    def layer_of(self, op: Op) -> str:
+        for row, layer in zip(self.rows, self.layers(), strict=True):
+            if row.op is op:
+                return layer
+        return op.name
+
+    def plain(self) -> list[str]:
+        """Ops that are not linear and passed by their plain derivative: where a method that claims
+        completeness is not exact."""
+        rows = zip(self.rows, self.layers(), strict=True)
+        return [layer for row, layer in rows if row.rule == "plain" and not linear(row)]
+
+    def __str__(self) -> str:
+        lines = [("op", "layer", "shape", "rule")]
+        for row, layer in zip(self.rows, self.layers(), strict=True):
+            lines.append((row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        return "\n".join(
+            "  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)).rstrip() for x in lines
+        )
+
+    __repr__ = __str__
+
+
+def linear(row: Row) -> bool:
+    """Whether the plain gradient of this call is exact, as a linear step's is."""
+    if row.op is None:
+        return row.name in ops.ROUTING
+    if row.op.family in ("add", "sum", "avg_pool", "pad"):
+        return True
+    return row.op.family in _LINEAR_IN_ONE and row.op.data_count == 1
+
+
+def module_names(root: nn.Module | None) -> dict[int, str]:
+    return {} if root is None else {id(module): name for name, module in root.named_modules()}
+
+
+def _label(row: Row, names: dict[int, str]) -> str:
+    if row.module is None:
+        return row.name
+    name = names.get(id(row.module), type(row.module).__name__)
+    if name and next(row.module.children(), None) is None:
+        return name
+    return f"{name}/{row.name}".lstrip("/")
+
+
+def _outermost(rows: list[Row]) -> nn.Module | None:
+    """The module that holds all the others met, when there is one."""
+    modules = {id(row.module): row.module for row in rows if isinstance(row.module, nn.Module)}
+    for module in modules.values():
+        if modules.keys() <= {id(m) for m in module.modules()}:
+            return module
+    return None
+
+
+def calling_module() -> nn.Module | None:
+    """The innermost module whose method is running."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module):
+                return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

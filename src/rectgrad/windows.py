@@ -1,0 +1,42 @@
+"""Index arithmetic of sliding windows, one dimension at a time: pure functions on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def per_dim(value: Any, dims: int) -> tuple[int, ...]:
+    """An int or a sequence as torch's functions take it, as one int a dimension."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    return tuple(int(v) for v in (values * dims if len(values) == 1 else values))
+
+
+def reaches_padding(length: int, outputs: int, kernel: int, stride: int, dilation: int, left: int) -> Tensor:
+    """For each output position, whether its window leaves the unpadded `length`.
+
+    Output o reads positions o * stride - left + t * dilation, t = 0 .. kernel - 1.
+    """
+    start = torch.arange(outputs) * stride - left
+    return (start < 0) | (start + (kernel - 1) * dilation >= length)
+
+
+def taps(
+    length: int, outputs: int, kernel: int, stride: int, dilation: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Positions (outputs, kernel) that each pooling window reads, and which of them are real."""
+    position = torch.arange(outputs).unsqueeze(1) * stride - padding + torch.arange(kernel) * dilation
+    real = (position >= 0) & (position < length)
+    return position.clamp(0, max(length - 1, 0)), real
+
+
+def adaptive_taps(length: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """The same for adaptive pooling: window o is floor(o L / n) .. ceil((o + 1) L / n)."""
+    index = torch.arange(outputs)
+    start, end = index * length // outputs, -(-(index + 1) * length // outputs)
+    widest = int((end - start).max()) if outputs else 0
+    position = start.unsqueeze(1) + torch.arange(widest)
+    return position.clamp(max=max(length - 1, 0)), position < end.unsqueeze(1)
