@@ -110,7 +110,7 @@ def warn(message: str) -> None:
 
 def _advice(method: RectGrad, s: Tensor) -> str | None:
     if method.tau is not None:
-        stopped = bool(s.max() <= method.tau)
+        stopped = bool(0 < s.max() <= method.tau)
         return f"above tau={method.tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
     if bool((s > 0).any()) and bool((s < s.max()).any()):
         return f"at q={method.q:g}; the largest q that passes one unit is {largest_q(s):.2f}"

@@ -58,10 +58,10 @@ ROUTING = frozenset(
     "moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile repeat_interleave cat concat "
     "concatenate stack hstack vstack dstack split split_with_sizes tensor_split chunk unbind select narrow "
     "index_select gather take take_along_dim masked_select roll flip fliplr flipud rot90 contiguous clone to "
-    "type type_as float double half bfloat16 cpu cuda neg negative upsample interpolate pixel_shuffle pixel_unshuffle "
-    "channel_shuffle unfold fold im2col col2im diagonal diag tril triu cumsum scatter index_add "
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout real "
-    "__getitem__ __setitem__ copy alias lift_fresh detach requires_grad_ numpy_T mT adjoint "
+    "type type_as float double half bfloat16 cpu cuda neg negative upsample interpolate pixel_shuffle "
+    "pixel_unshuffle channel_shuffle unfold fold im2col col2im diagonal diag tril triu cumsum scatter "
+    "index_add dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
+    "real __getitem__ __setitem__ copy alias lift_fresh detach requires_grad_ numpy_T mT adjoint "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d "
     "upsample_linear1d upsample_trilinear3d native_dropout _unsafe_view _to_copy __copy__ data".split()
 )

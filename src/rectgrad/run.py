@@ -67,11 +67,9 @@ class Pass:
         """The gradient of `scores` by the method's rules, one tensor for each input."""
         current = self.tape.current
         rules = method.rules()
-        if rules:
-            self._prepare(method, scores)
-        if observe is not None:
-            graph.mark_channels(graph.walk(scores))
         with self.lock, torch.inference_mode(False):
+            if rules or observe:
+                self._prepare(method, scores, observe is not None)
             current.rules, current.observe, current.once = rules, observe, once
             current.ran, current.sums = 0, []
             try:
@@ -88,10 +86,12 @@ class Pass:
             torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, self.leaves, strict=True)
         )
 
-    def _prepare(self, method: Method, scores: Tensor) -> None:
+    def _prepare(self, method: Method, scores: Tensor, observed: bool) -> None:
         """What the rules need to know of the graph; and no rule for a network with parts out of reach."""
         nodes = graph.walk(scores)
-        hidden = graph.hidden_part(nodes, self.tape.trace)
+        for op in self.tape.ops:
+            op.facts.clear()
+        hidden = graph.hidden_part(nodes, self.tape.trace) if method.rules() else None
         if hidden:
             raise UnsupportedModelError(
                 f"{type(method).__name__} cannot explain this model: it contains {hidden}"
@@ -101,6 +101,8 @@ class Pass:
         if "folded" in method.facts:
             graph.mark_folded(nodes)
             graph.mark_constant(nodes)
+        if observed:
+            graph.mark_channels(nodes)
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
