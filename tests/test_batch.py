@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import torch
-from networks import NETWORKS
 
 import rectgrad
+from networks import NETWORKS
 
 SMALL = {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 4}}
 OPTIONS = {name: {"q": 80.0} if name.startswith("rectgrad") else {} for name in rectgrad.METHODS} | SMALL
@@ -82,7 +82,12 @@ def test_what_comes_with_each_sample_is_cut_with_it():
     shift = torch.randn(7, 1, 1, 1, dtype=x.dtype)
     scale = torch.rand(7, 1, dtype=x.dtype)
     target, baseline = [0, 1, 2, 1, 0, 2, 1], torch.randn_like(x)
-    call = {"target": target, "baseline": baseline, "forward_args": (shift,), "forward_kwargs": {"scale": scale}}
+    call = {
+        "target": target,
+        "baseline": baseline,
+        "forward_args": (shift,),
+        "forward_kwargs": {"scale": scale},
+    }
     together = rectgrad.attribute(shifted, x, "deeplift", **call)
     assert_close(rectgrad.attribute(shifted, x, "deeplift", batch_size=2, **call), together)
     contrast = {**call, "target": rectgrad.contrast(target, 3)}
@@ -102,7 +107,9 @@ def test_eight_threads_on_one_model():
         start.wait()
         for call in range(50):
             method = methods[(worker + call) % len(methods)]
-            if not torch.equal(rectgrad.attribute(model, inputs, method, **OPTIONS[method]), expected[method]):
+            if not torch.equal(
+                rectgrad.attribute(model, inputs, method, **OPTIONS[method]), expected[method]
+            ):
                 wrong.append(method)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]

@@ -53,9 +53,7 @@ def convolutions(*channels: int) -> list[nn.Module]:
 
 def cifar_cnn() -> tuple[nn.Module, Tensor]:
     """The paper's: Glorot-uniform weights, zero biases."""
-    features = nn.Sequential(
-        *convolutions(3, 32, 32), MaxPool(2), *convolutions(32, 64, 64), MaxPool(2)
-    )
+    features = nn.Sequential(*convolutions(3, 32, 32), MaxPool(2), *convolutions(32, 64, 64), MaxPool(2))
     model = Flat(features, nn.Sequential(nn.Linear(64 * 8 * 8, 256), nn.ReLU(), nn.Linear(256, 10)))
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):

@@ -1,4 +1,4 @@
-"""Claims 1 and 2 of the paper, to the last bit: Guided Backprop and Deconv are Rectified Gradient with tau = 0."""
+"""Claims 1 and 2 of the paper, to the last bit: Guided Backprop and Deconv are RectGrad at tau = 0."""
 
 import pytest
 import torch

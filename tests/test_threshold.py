@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from rectgrad.threshold import percentile
 
 units = st.lists(
-    st.one_of(
-        st.floats(-1e3, 1e3, width=32, allow_subnormal=False), st.sampled_from([0.0, -0.0, 1.0, -1.0])
-    ),
+    st.one_of(st.floats(-1e3, 1e3, width=32, allow_subnormal=False), st.sampled_from([0.0, -0.0, 1.0, -1.0])),
     min_size=1,
     max_size=120,
 )

@@ -46,9 +46,9 @@ def _what(x: Tensor) -> str:
 
 def _find(subject: Subject, method: Method, outputs: Tensor) -> None:
     """Run again, looking at every tensor. Returns where all are finite: a sum alone overflowed."""
-    from rectgrad.run import Pass
+    from rectgrad.run import Pass, tape_for
 
-    again = Pass(subject, method, also=frozenset(ops.FAMILIES) | ops.RECTIFIERS)
+    again = Pass(subject, tape_for(method, frozenset(ops.FAMILIES)))
     for op in again.tape.ops:
         if not bool(op.output.isfinite().all()):
             layer = again.tape.trace.layer_of(op)
@@ -76,23 +76,25 @@ def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None
     zero = torch.stack([(x.flatten(1) == 0).all(1) for x in maps]).all(0)
     if bool(zero.any()):
         sample = int(zero.nonzero()[0])
-        sentence = _stopped_at(subject.rows(sample, sample + 1), method)
+        sentence = _stopped_at(subject, method, sample)
         if sentence:
             warn(f"the map of sample {sample} is zero: {sentence}")
 
 
-def _stopped_at(alone: Subject, method: RectGrad) -> str | None:
-    """The last layer that gradient reached: it let none through."""
-    from rectgrad.run import Pass
+def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
+    """The last layer that the sample's gradient reached: it let none through."""
+    from rectgrad.run import Pass, tape_for
 
-    again = Pass(alone, method)
+    if subject.passed is None:
+        subject, sample = subject.rows(sample, sample + 1), 0
+    again = subject.passed or Pass(subject, tape_for(method))
     found: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:
-        if op.family in ops.RECTIFIERS and bool((R != 0).any()):
-            found.append((op, score(op, R, method.rule).flatten()))
+        if op.family in ops.RECTIFIERS and bool((R.reshape(op.batch, -1)[sample] != 0).any()):
+            found.append((op, score(op, R, method.rule).reshape(op.batch, -1)[sample]))
 
-    again.backward(method, again.scores(alone.resolved(again.outputs)), once=False, observe=look)
+    again.backward(method, again.scores(subject.resolved(again.outputs)), once=False, observe=look)
     advice = _advice(method, found[-1][1]) if found else None
     if not advice:
         return None

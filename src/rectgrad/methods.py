@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rectgrad import ops, rules
 from rectgrad.op import Rules
-from rectgrad.run import Maps, Pass, Subject
+from rectgrad.run import Maps, Pass, Subject, tape_for
 
 PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
 
@@ -191,9 +191,9 @@ class DeepLift(Method):
 
     def raw(self, subject: Subject) -> Maps:
         resolved = subject.resolved()
-        reference = Pass(subject.at(baselines(self.baseline, subject.inputs)), self)
+        reference = Pass(subject.at(baselines(self.baseline, subject.inputs)), tape_for(self))
         reference.scores(resolved)
-        passed = Pass(subject, self)
+        passed = Pass(subject, tape_for(self))
         scores = passed.scores(resolved)
         pair(passed, reference)
         return subject.finish(self, passed, scores)

@@ -33,14 +33,11 @@ class Tape(TorchFunctionMode):
         families: Collection[str] | None = None,
         outputs_only: Collection[str] = (),
         decompose: Collection[str] = ("attention", "glu"),
-        batch: int | None = None,
-        keeper: Keeper | None = None,
     ) -> None:
         super().__init__()
         self.families, self.outputs_only, self.decompose = families, outputs_only, decompose
-        self.keeper = keeper or Keeper()
+        self.keeper = Keeper()
         self.current = Current()
-        self.current.batch = batch
         self.ops: list[Op] = []
         self.trace = Trace()
         self._holders: dict[int, list[Op]] = {}

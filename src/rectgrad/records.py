@@ -12,6 +12,7 @@ from rectgrad.catalog import as_method
 from rectgrad.diagnose import warn
 from rectgrad.methods import Method
 from rectgrad.op import Op
+from rectgrad.propagate import Tape
 from rectgrad.run import Maps, Pass, Subject, UnsupportedModelError, mixes_samples
 from rectgrad.target import narrow
 from rectgrad.trace import Trace
@@ -51,7 +52,7 @@ class Record:
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, subject: Subject, as_tuple: bool) -> None:
-        passed = Pass(subject, None)
+        passed = Pass(subject, Tape())
         self.outputs = _detach(passed.outputs)
         self._subject, self._as_tuple = subject, as_tuple
         subject.passed = passed
@@ -59,7 +60,7 @@ class Record:
         if subject.n > 1 and mixes_samples(subject, passed):
             self._parts = [subject.rows(i, i + 1) for i in range(subject.n)]
             for part in self._parts:
-                part.passed = Pass(part, None)
+                part.passed = Pass(part, Tape())
 
     @property
     def trace(self) -> Trace:
@@ -114,7 +115,7 @@ def layer_attributions(
     subject = _subject(model, inputs, target, forward_args, forward_kwargs)
     _check_model(subject.model, method)
     parts = [subject]
-    if subject.n > 1 and mixes_samples(subject, Pass(subject, method, ops.RECTIFIERS)):
+    if subject.n > 1 and mixes_samples(subject, Pass(subject, Tape(ops.RECTIFIERS, decompose=()))):
         parts = [subject.rows(i, i + 1) for i in range(subject.n)]
     found = [_layers(part, method.rows(i, i + part.n, subject.n)) for i, part in enumerate(parts)]
     return [(pairs[0][0], torch.cat([value for _, value in pairs])) for pairs in zip(*found, strict=True)]

@@ -30,10 +30,11 @@ class UnsupportedModelError(RuntimeError):
 
 
 class Pass:
-    """One forward pass of `model` on `inputs`, recorded for `method` (None: for every method)."""
+    """One forward pass of a subject's model on its inputs, recorded on `tape`."""
 
-    def __init__(self, subject: Subject, method: Method | None, also: frozenset[str] = frozenset()) -> None:
+    def __init__(self, subject: Subject, tape: Tape) -> None:
         self.n = len(subject.inputs[0])
+        self.mixes: bool | None = None  # see mixes_samples
         self.lock = threading.Lock()
         device = subject.inputs[0].device
         with (
@@ -42,13 +43,13 @@ class Pass:
             torch.enable_grad(),
         ):
             self.leaves = tuple(_leaf(x) for x in subject.inputs)
-            self.tape = _tape(method, also, self.n)
-            self.tape.keeper = keeper
-            self.tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
+            self.tape = tape
+            tape.keeper, tape.current.batch = keeper, self.n
+            tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
             args, kwargs = _detached(subject.args), {k: _detached(v) for k, v in subject.kwargs.items()}
             # Copies, so that a model may write on its input.
             inputs = tuple(leaf.clone() for leaf in self.leaves)
-            with self.tape:
+            with tape:
                 self.outputs = subject.model(*inputs, *args, **kwargs)
 
     def scores(self, target: targets.Scores) -> Tensor:
@@ -165,14 +166,12 @@ class Subject:
 
     def outputs(self) -> Any:
         """The model's outputs, without recording anything."""
-        from rectgrad.methods import Saliency
-
-        return Pass(self, Saliency()).outputs
+        return Pass(self, Tape((), decompose=())).outputs
 
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
         also = ops.RECTIFIERS if self.observe else frozenset()
-        passed = self.passed or Pass(self, method, also)
+        passed = self.passed or Pass(self, tape_for(method, also))
         if method.per_sample and self.n > 1 and mixes_samples(self, passed):
             if self._resolved is None and not callable(self.target):
                 self.resolved(passed.outputs)
@@ -192,6 +191,12 @@ class Subject:
 
 def mixes_samples(subject: Subject, passed: Pass) -> bool:
     """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
+    if passed.mixes is None:
+        passed.mixes = _mixes(subject, passed)
+    return passed.mixes
+
+
+def _mixes(subject: Subject, passed: Pass) -> bool:
     n = passed.n
     shapes = [op.output.shape for op in passed.rectified()]
     if any(not shape or shape[0] != n for shape in shapes):
@@ -200,16 +205,16 @@ def mixes_samples(subject: Subject, passed: Pass) -> bool:
     if training or not any(n in shape[1:] for shape in shapes):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
-    return any(op.output.shape[0] != 1 for op in Pass(subject.rows(0, 1), None).rectified())
+    alone = Pass(subject.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
+    return any(op.output.shape[0] != 1 for op in alone.rectified())
 
 
-def _tape(method: Method | None, also: frozenset[str], n: int) -> Tape:
-    if method is None:
-        return Tape(batch=n)
+def tape_for(method: Method, also: frozenset[str] = frozenset()) -> Tape:
+    """A tape that records what the method's rules need, and no more."""
     rules = method.rules()
     outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
     families = frozenset(rules) | method.families | also
-    return Tape(families, outputs_only, method.decompose, batch=n)
+    return Tape(families, outputs_only, method.decompose)
 
 
 def _leaf(x: Tensor) -> Tensor:
