@@ -10,17 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rectgrad.methods import (
-    Method,
-    Saliency,
-    baseline_rows,
-    baselines,
-    check_baseline,
-    choice,
-    differences_times,
-    integer,
-    number,
-)
+from rectgrad.baseline import baseline_rows, baselines, differences_times
+from rectgrad.methods import Method, Saliency
+from rectgrad.options import check_baseline, choice, integer, number
 from rectgrad.run import Maps, Subject
 
 

@@ -78,7 +78,7 @@ def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None
         sample = int(zero.nonzero()[0])
         sentence = _stopped_at(subject, method, sample)
         if sentence:
-            warn(f"the map of sample {sample} is zero: {sentence}")
+            warn(f"the map of sample {subject.offset + sample} is zero: {sentence}")
 
 
 def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:

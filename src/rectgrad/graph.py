@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rectgrad import ops
-from rectgrad.op import Op
+from rectgrad.op import Op, Overwrite, op_of
 from rectgrad.trace import Trace
 
 # Backward nodes of rectifiers. Ours are bridged, so one of these was run where the engine could not see it.
@@ -44,11 +44,7 @@ def walk(scores: Tensor) -> list[Any]:
 def below(node: Any) -> list[Any]:
     """The nodes that gradient goes to from here. What an in-place op overwrote gets none."""
     following = [f for f, _ in node.next_functions]
-    return following[1:] if type(node).__name__ == "OverwriteBackward" else following
-
-
-def op_of(node: Any) -> Op | None:
-    return getattr(node, "op", None) if type(node).__name__ == "BridgeBackward" else None
+    return following[1:] if getattr(node, "_forward_cls", None) is Overwrite else following
 
 
 def hidden_part(nodes: Iterable[Any], trace: Trace) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +14,9 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops, rules
+from rectgrad.baseline import baseline_rows, baselines, differences_times
 from rectgrad.op import Rules
+from rectgrad.options import check_baseline, choice, flags, integer, number
 from rectgrad.run import Maps, Pass, Subject, tape_for
 
 PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
@@ -240,77 +241,3 @@ class RandomMap(Method):
 
 def times(raw: Maps, inputs: Maps) -> Maps:
     return tuple(r * x.detach() for r, x in zip(raw, inputs, strict=True))
-
-
-def baselines(baseline: Any, inputs: Maps) -> Maps:
-    """The baseline as one tensor for each input, of its shape."""
-    values = baseline if isinstance(baseline, tuple) else (baseline,) * len(inputs)
-    if len(values) != len(inputs):
-        raise ValueError(f"{len(values)} baselines were given for {len(inputs)} input tensors")
-    return tuple(_like(value, x) for value, x in zip(values, inputs, strict=True))
-
-
-def _like(value: Any, x: Tensor) -> Tensor:
-    if not isinstance(value, Tensor):
-        return torch.full_like(x, value)
-    try:
-        return value.detach().to(x).expand(x.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
-        ) from None
-
-
-def differences_times(raw: Maps, inputs: Maps, baseline: Any) -> Maps:
-    x0 = baselines(baseline, inputs)
-    return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
-
-
-def baseline_rows(baseline: Any, start: int, stop: int, n: int) -> Any:
-    if isinstance(baseline, tuple):
-        return tuple(baseline_rows(b, start, stop, n) for b in baseline)
-    whole = isinstance(baseline, Tensor) and baseline.dim() > 1 and baseline.shape[0] == n
-    return baseline[start:stop] if whole else baseline
-
-
-def _wrong(method: Any, name: str, wanted: str, kind: Callable[[str], Exception]) -> Exception:
-    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")
-
-
-def number(method: Any, name: str, low: float, high: float) -> None:
-    value = getattr(method, name)
-    if not isinstance(value, (int, float)) and hasattr(value, "item"):  # numpy's and torch's scalars
-        value = value.item()
-        object.__setattr__(method, name, value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(method, name, "a number", TypeError)
-    if math.isnan(value) or not low <= value <= high:
-        wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-        raise _wrong(method, name, "a number" if low == -math.inf else wanted, ValueError)
-
-
-def integer(method: Any, name: str, low: float = -math.inf) -> None:
-    value = getattr(method, name)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise _wrong(method, name, "an integer", TypeError)
-    object.__setattr__(method, name, value.__index__())
-    if value < low:
-        raise _wrong(method, name, f"at least {low:g}", ValueError)
-
-
-def choice(method: Any, name: str, allowed: tuple[str, ...]) -> None:
-    if getattr(method, name) not in allowed:
-        raise _wrong(method, name, f"one of {', '.join(map(repr, allowed))}", ValueError)
-
-
-def flags(method: Any, *names: str) -> None:
-    for name in names:
-        if not isinstance(getattr(method, name), bool):
-            raise _wrong(method, name, "True or False", TypeError)
-
-
-def check_baseline(method: Any) -> None:
-    values = method.baseline if isinstance(method.baseline, tuple) else (method.baseline,)
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
-            raise _wrong(method, "baseline", "a number or a tensor", TypeError)

@@ -44,7 +44,7 @@ class Current:
         self.batch: int | None = None  # N, where the engine knows it
         self.observe: Callable[[Op, Tensor], None] | None = None  # sees R before the rule
         self.sums: list[Tensor] = []  # of every R that met a rule: one non-finite check at the end
-        self.ran = 0
+        self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may go as soon as they were used
 
 
@@ -148,7 +148,7 @@ class Op:
         if rule is None:
             self.rule = "plain"
             return self.vjp(R)
-        current.ran += 1
+        current.ran.add(self.family)
         current.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
         self.rule = getattr(rule, "__name__", type(rule).__name__)
         result = rule(self, R)
@@ -189,6 +189,11 @@ class Bridge(torch.autograd.Function):
             if op.current.once:
                 op.release()
         return (None, None, *grads)
+
+
+def op_of(node: Any) -> Op | None:
+    """The op that an autograd node belongs to, where it is a recorded one."""
+    return node.op if getattr(node, "_forward_cls", None) is Bridge else None
 
 
 class Overwrite(torch.autograd.Function):

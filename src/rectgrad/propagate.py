@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
 from rectgrad.composite import composite, decompositions
-from rectgrad.op import Bridge, Current, Op, Overwrite, Rules, Slot, fill, first, storage_of
+from rectgrad.op import Bridge, Current, Op, Overwrite, Rules, Slot, fill, first, op_of, storage_of
 from rectgrad.preserve import Keeper
 from rectgrad.trace import Row, Trace, calling_module
 
+# Attributes of a tensor, and backward passes that a model runs itself.
+_NOT_OURS = ("__get__", "__set__", "backward", "grad")
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -44,7 +46,7 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in ("__get__", "__set__"):
+        if getattr(func, "__name__", "") in _NOT_OURS:
             return func(*args, **kwargs)
         spec = ops.lookup(func)
         if not torch.is_grad_enabled():
@@ -86,7 +88,7 @@ class Tape(TorchFunctionMode):
 
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         op.module, op.data_count = calling_module(), len(data)
-        op.sources = tuple(getattr(x.grad_fn, "op", None) for x in data)
+        op.sources = tuple(op_of(x.grad_fn) for x in data)
         with identity_hooks():
             result = Bridge.apply(op, op.family not in self.outputs_only, *data)
         self.ops.append(op)

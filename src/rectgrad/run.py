@@ -72,7 +72,7 @@ class Pass:
             if rules or observe:
                 self._prepare(method, scores, observe is not None)
             current.rules, current.observe, current.once = rules, observe, once
-            current.ran, current.sums = 0, []
+            current.ran, current.sums = set(), []
             try:
                 ones = torch.ones_like(scores)
                 grads = torch.autograd.grad(
@@ -81,7 +81,7 @@ class Pass:
             finally:
                 current.rules, current.observe = {}, None
             self.sums, ran = current.sums, current.ran
-        if method.rectifies and not ran:
+        if method.rectifies and not ran & ops.RECTIFIERS:
             raise UnsupportedModelError(_nothing_rectified(method, self))
         return tuple(
             torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, self.leaves, strict=True)
@@ -120,6 +120,7 @@ class Subject:
         self._resolved: targets.Scores | None = None
         self.observe: Observe | None = None
         self.trace: Trace | None = None  # of the last pass
+        self.offset = 0  # of the first sample in what the caller gave
 
     @property
     def n(self) -> int:
@@ -129,12 +130,14 @@ class Subject:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
         other = Subject(self.model, inputs, self.args, self.kwargs, self.target)
         other._resolved = self.resolved()
-        other.observe = self.observe
+        other.observe, other.offset = self.observe, self.offset
         return other
 
     def asking(self, target: Any) -> Subject:
         """Another question about the same inputs, answered from the same pass."""
-        return Subject(self.model, self.inputs, self.args, self.kwargs, target, self.passed)
+        other = Subject(self.model, self.inputs, self.args, self.kwargs, target, self.passed)
+        other.offset = self.offset
+        return other
 
     def rows(self, start: int, stop: int) -> Subject:
         """Some of the samples."""
@@ -152,7 +155,7 @@ class Subject:
         other = Subject(self.model, inputs, cut(self.args), kwargs, target)
         if self._resolved is not None:
             other._resolved = self._resolved.rows(start, stop)
-        other.observe = self.observe
+        other.observe, other.offset = self.observe, self.offset + start
         return other
 
     def resolved(self, outputs: Any = None) -> targets.Scores:

@@ -1,0 +1,41 @@
+"""Baselines: the input that stands for nothing, as a number or a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+
+
+def baselines(baseline: Any, inputs: Tensors) -> Tensors:
+    """The baseline as one tensor for each input, of its shape."""
+    values = baseline if isinstance(baseline, tuple) else (baseline,) * len(inputs)
+    if len(values) != len(inputs):
+        raise ValueError(f"{len(values)} baselines were given for {len(inputs)} input tensors")
+    return tuple(_like(value, x) for value, x in zip(values, inputs, strict=True))
+
+
+def _like(value: Any, x: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full_like(x, value)
+    try:
+        return value.detach().to(x).expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
+        ) from None
+
+
+def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
+    x0 = baselines(baseline, inputs)
+    return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
+
+
+def baseline_rows(baseline: Any, start: int, stop: int, n: int) -> Any:
+    if isinstance(baseline, tuple):
+        return tuple(baseline_rows(b, start, stop, n) for b in baseline)
+    whole = isinstance(baseline, Tensor) and baseline.dim() > 1 and baseline.shape[0] == n
+    return baseline[start:stop] if whole else baseline

@@ -1,0 +1,37 @@
+"""What every metric asks of its maps, and sums over one sample."""
+
+import torch
+from torch import Tensor
+
+
+def real(values: Tensor) -> Tensor:
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def images(call: str, maps: Tensor) -> Tensor:
+    """Maps as (N, C, H, W), in a type to compute with."""
+    if maps.ndim < 3:
+        raise ValueError(f"{call}(maps of shape {tuple(maps.shape)}): needs (N, H, W) or (N, C, H, W)")
+    return real(maps).unsqueeze(1).flatten(1, -3)
+
+
+def samples(call: str, maps: Tensor) -> Tensor:
+    """Maps as (N, entries), in a type to compute with."""
+    if maps.ndim < 2:
+        raise ValueError(f"{call}(maps of shape {tuple(maps.shape)}): needs (N, ...), samples first")
+    return real(maps).flatten(1)
+
+
+def same_shape(call: str, a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        shapes = f"a of shape {tuple(a.shape)}, b of shape {tuple(b.shape)}"
+        raise ValueError(f"{call}({shapes}): needs two batches of maps of one shape")
+
+
+def total(values: Tensor) -> Tensor:
+    return values.flatten(1).sum(1)
+
+
+def ratio(part: Tensor, total: Tensor) -> Tensor:
+    """part / total; 0 where there is nothing to share, since there `part` is 0 too."""
+    return part / torch.where(total == 0, 1, total)

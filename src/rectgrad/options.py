@@ -1,0 +1,52 @@
+"""Checks of a method's options: each says which option of which method is wrong, and what would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def _wrong(method: Any, name: str, wanted: str, kind: Callable[[str], Exception]) -> Exception:
+    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")
+
+
+def number(method: Any, name: str, low: float, high: float) -> None:
+    value = getattr(method, name)
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):  # numpy's and torch's scalars
+        value = value.item()
+        object.__setattr__(method, name, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _wrong(method, name, "a number", TypeError)
+    if math.isnan(value) or not low <= value <= high:
+        wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+        raise _wrong(method, name, "a number" if low == -math.inf else wanted, ValueError)
+
+
+def integer(method: Any, name: str, low: float = -math.inf) -> None:
+    value = getattr(method, name)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise _wrong(method, name, "an integer", TypeError)
+    object.__setattr__(method, name, value.__index__())
+    if value < low:
+        raise _wrong(method, name, f"at least {low:g}", ValueError)
+
+
+def choice(method: Any, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(method, name) not in allowed:
+        raise _wrong(method, name, f"one of {', '.join(map(repr, allowed))}", ValueError)
+
+
+def flags(method: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(method, name), bool):
+            raise _wrong(method, name, "True or False", TypeError)
+
+
+def check_baseline(method: Any) -> None:
+    values = method.baseline if isinstance(method.baseline, tuple) else (method.baseline,)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
+            raise _wrong(method, "baseline", "a number or a tensor", TypeError)
