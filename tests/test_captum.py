@@ -1,11 +1,13 @@
 """Agreement with Captum, method by method, on networks that it can explain.
 
-Those are networks of modules, with each ReLU, pooling and addition a module of its own. Windows of pooling do
-not overlap, because Captum's DeepLIFT keeps only one of the windows that share a winner, and a pooling takes a
-copy of what the ReLU before it gave, because its hooks on one tensor see each other's gradient too early.
+Those are networks of modules, with each ReLU, pooling and addition a module of its own. Windows of pooling
+do not overlap, because Captum's DeepLIFT keeps only one of the windows that share a winner; and a pooling
+takes a copy of what the ReLU before it gave, because of Captum's hooks on one tensor the ReLU's reads the
+gradient before the pooling's has replaced it.
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ class MaxPool(nn.Module):
 
 
 def convolutions(*channels: int) -> list[nn.Module]:
-    pairs = zip(channels, channels[1:], strict=False)
+    pairs = itertools.pairwise(channels)
     return [layer for a, b in pairs for layer in (nn.Conv2d(a, b, 3, padding="same"), nn.ReLU())]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -33,7 +32,7 @@ class SmoothGrad(Method):
     def __post_init__(self) -> None:
         check_over(self)
         integer(self, "samples", 1)
-        number(self, "noise", 0, math.inf)
+        number(self, "noise", 0)
         integer(self, "seed")
 
     def raw(self, subject: Subject) -> Maps:
@@ -45,16 +44,20 @@ class SmoothGrad(Method):
     def _copies(self, subject: Subject) -> Iterator[Subject]:
         scale = [self.noise * _range(x) for x in subject.inputs]
         for j in range(self.samples):
-            generator = torch.Generator().manual_seed(hash((self.seed, j)) & (2**63 - 1))
-            noise = [torch.randn(x.shape[1:], generator=generator).to(x) for x in subject.inputs]
+            generator = torch.Generator("cpu").manual_seed(hash((self.seed, j)) & (2**63 - 1))
+            noise = [_normal(x, generator) for x in subject.inputs]
             noisy = zip(subject.inputs, scale, noise, strict=True)
             yield subject.at(tuple(x.detach() + s * e for x, s, e in noisy))
 
     def _mean(self, maps: Iterator[Maps]) -> Maps:
         return weighted_sum((1 / self.samples, m) for m in maps)
 
-    def rows(self, start: int, stop: int, n: int) -> Method:
-        return replace(self, over=self.over.rows(start, stop, n))
+    @property
+    def uses_rules(self) -> bool:
+        return self.over.uses_rules
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        return replace(self, over=self.over.rows(start, stop, inputs))
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,13 @@ class IntegratedGradients(Method):
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return differences_times(raw, inputs, self.baseline)
 
-    def rows(self, start: int, stop: int, n: int) -> Method:
-        baseline = baseline_rows(self.baseline, start, stop, n)
-        return replace(self, over=self.over.rows(start, stop, n), baseline=baseline)
+    @property
+    def uses_rules(self) -> bool:
+        return self.over.uses_rules
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        baseline = baseline_rows(self.baseline, start, stop, inputs)
+        return replace(self, over=self.over.rows(start, stop, inputs), baseline=baseline)
 
 
 def check_over(method: Any) -> None:
@@ -114,6 +121,11 @@ def weighted_sum(terms: Any) -> Maps:
         wide = [weight * (m.float() if m.element_size() < 4 else m) for m in maps]
         total = [a + b for a, b in zip(total, wide, strict=True)] if total else wide
     return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
+
+
+def _normal(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise for one sample of x: drawn on the CPU in float32, the same for every device and type."""
+    return torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(x)
 
 
 def _range(x: Tensor) -> Tensor:

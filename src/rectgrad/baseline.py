@@ -21,6 +21,8 @@ def baselines(baseline: Any, inputs: Tensors) -> Tensors:
 def _like(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.full_like(x, value)
+    if not bool(value.isfinite().all()):
+        raise ValueError("the baseline contains a NaN or an infinity")
     try:
         return value.detach().to(x).expand(x.shape)
     except RuntimeError:
@@ -34,8 +36,10 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
     return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
 
 
-def baseline_rows(baseline: Any, start: int, stop: int, n: int) -> Any:
+def baseline_rows(baseline: Any, start: int, stop: int, inputs: Tensors) -> Any:
+    """The baseline of some samples, where it has one row for each."""
     if isinstance(baseline, tuple):
-        return tuple(baseline_rows(b, start, stop, n) for b in baseline)
-    whole = isinstance(baseline, Tensor) and baseline.dim() > 1 and baseline.shape[0] == n
+        pairs = zip(baseline, inputs, strict=True)
+        return tuple(baseline_rows(b, start, stop, (x,)) for b, x in pairs)
+    whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
     return baseline[start:stop] if whole else baseline

@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rectgrad.op import Op
 
-_MODULES = ("torch.nn.functional", "torch.functional")
+_MODULES = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -30,7 +30,9 @@ def _no(*_: Any) -> bool:
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
     """The body of a composite, so made that it does not hand itself over again; None for anything else."""
-    if not isinstance(func, types.FunctionType) or func.__module__ not in _MODULES or func.__closure__:
+    if not isinstance(func, types.FunctionType) or func.__closure__:
+        return None
+    if func.__module__ not in _MODULES and func is not Tensor.backward:
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, _no)}
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)

@@ -17,10 +17,17 @@ from torch import Tensor
 from rectgrad import ops
 from rectgrad.op import Op
 from rectgrad.rules.rectified import score
+from rectgrad.threshold import percentile
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method, RectGrad
     from rectgrad.run import Maps, Pass, Subject
+
+
+def check_inputs(inputs: Maps) -> None:
+    for x in inputs:
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"the input of shape {tuple(x.shape)} contains {_what(x)}")
 
 
 def check_finite(subject: Subject, method: Method, passed: Pass, scores: Tensor, maps: Maps) -> None:
@@ -28,12 +35,9 @@ def check_finite(subject: Subject, method: Method, passed: Pass, scores: Tensor,
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     outputs = outputs if isinstance(outputs, Tensor) else scores
     sums = [_sum(x) for x in (*subject.inputs, outputs, scores, *maps)] + passed.sums
-    if bool(torch.stack([s.detach().double().to(scores.device) for s in sums]).isfinite().all()):
-        return
-    for x in subject.inputs:
-        if not bool(x.isfinite().all()):
-            raise ValueError(f"the input of shape {tuple(x.shape)} contains {_what(x)}")
-    _find(subject, method, outputs)
+    if not bool(torch.stack([s.detach().double().to(scores.device) for s in sums]).isfinite().all()):
+        check_inputs(subject.inputs)
+        _find(subject, method, outputs)
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -46,25 +50,36 @@ def _what(x: Tensor) -> str:
 
 def _find(subject: Subject, method: Method, outputs: Tensor) -> None:
     """Run again, looking at every tensor. Returns where all are finite: a sum alone overflowed."""
-    from rectgrad.run import Pass, tape_for
+    from rectgrad.run import Pass
 
-    again = Pass(subject, tape_for(method, frozenset(ops.FAMILIES)))
-    for op in again.tape.ops:
+    again = subject.watched(_look)
+    forward = Pass(again, again.tape_for(method))
+    for op in forward.tape.ops:
         if not bool(op.output.isfinite().all()):
-            layer = again.tape.trace.layer_of(op)
+            layer = forward.tape.trace.layer_of(op)
             raise ValueError(f"the output of layer {layer!r} ({op.name}) contains {_what(op.output)}")
     if not bool(outputs.isfinite().all()):
         raise ValueError(f"the model's output contains {_what(outputs)}")
-
-    def look(op: Op, R: Tensor) -> None:
-        if not bool(R.isfinite().all()):
-            layer = again.tape.trace.layer_of(op)
-            raise ValueError(f"the gradient arriving at layer {layer!r} ({op.name}) contains {_what(R)}")
-
-    maps = again.backward(method, again.scores(subject.resolved()), once=False, observe=look)
+    try:
+        maps = method.raw(again)
+    except _NotFiniteError as found:
+        assert again.trace is not None
+        layer = again.trace.layer_of(found.op)
+        sentence = f"the gradient arriving at layer {layer!r} ({found.op.name}) contains {_what(found.R)}"
+        raise ValueError(sentence) from None
     for x in maps:
         if not bool(x.isfinite().all()):
             raise ValueError(f"the gradient at the input contains {_what(x)}")
+
+
+class _NotFiniteError(Exception):
+    def __init__(self, op: Op, R: Tensor) -> None:
+        self.op, self.R = op, R
+
+
+def _look(op: Op, R: Tensor) -> None:
+    if not bool(R.isfinite().all()):
+        raise _NotFiniteError(op, R)
 
 
 def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None:
@@ -83,11 +98,11 @@ def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None
 
 def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
     """The last layer that the sample's gradient reached: it let none through."""
-    from rectgrad.run import Pass, tape_for
+    from rectgrad.run import Pass
 
     if subject.passed is None:
         subject, sample = subject.rows(sample, sample + 1), 0
-    again = subject.passed or Pass(subject, tape_for(method))
+    again = subject.passed or Pass(subject, subject.tape_for(method))
     found: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:
@@ -107,24 +122,31 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rectgrad"):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level - 1)
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _advice(method: RectGrad, s: Tensor) -> str | None:
+    """What would let something through a layer with these scores; None if something did go through."""
     if method.tau is not None:
         stopped = bool(0 < s.max() <= method.tau)
         return f"above tau={method.tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
-    if bool((s > 0).any()) and bool((s < s.max()).any()):
-        return f"at q={method.q:g}; the largest q that passes one unit is {largest_q(s):.2f}"
-    if len(s) == 1:
-        return f"at q={method.q:g}; no percentile passes the only unit of a layer, a constant tau does"
-    return None
+    if _passes(s, method.q, method.interpolation) or not bool(s.max() > 0):
+        return None
+    if bool((s < s.max()).any()):
+        q = largest_q(s, method.interpolation)
+        return f"at q={method.q:g}; the largest q that passes one unit is {q:.2f}"
+    return f"at q={method.q:g}; no percentile passes scores that are all the same, a constant tau does"
 
 
-def largest_q(s: Tensor) -> float:
+def _passes(s: Tensor, q: float, interpolation: str) -> bool:
+    return bool(percentile(s.unsqueeze(0), q, interpolation) < s.max())
+
+
+def largest_q(s: Tensor, interpolation: str) -> float:
     """The largest q, to two decimals, at which tau lies below the largest score."""
     d, ties = len(s), int((s == s.max()).sum())
-    q = math.floor(100 * 100 * (1 - (ties - 0.5) / (d - 1))) / 100
-    while round((d - 1) * (1 - q / 100)) < ties:
-        q -= 0.01
-    return q
+    above = ties - 0.5 if interpolation == "nearest" else ties - 1
+    hundredths = min(math.floor(10_000 * (1 - above / (d - 1))) + 1, 10_000)
+    while not _passes(s, hundredths / 100, interpolation):
+        hundredths -= 1
+    return hundredths / 100

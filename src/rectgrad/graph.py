@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.op import Op, Overwrite, op_of
+from rectgrad.op import Op, Overwrite, op_of, storage_of
 from rectgrad.trace import Trace
 
 # Backward nodes of rectifiers. Ours are bridged, so one of these was run where the engine could not see it.
@@ -26,6 +27,7 @@ _UNSEEN = {
     "RreluWithNoiseBackward": "RReLU",
 }
 _OPAQUE = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
+_COVERED = "rectgrad: all of the base was overwritten"
 _HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
 
 
@@ -44,7 +46,26 @@ def walk(scores: Tensor) -> list[Any]:
 def below(node: Any) -> list[Any]:
     """The nodes that gradient goes to from here. What an in-place op overwrote gets none."""
     following = [f for f, _ in node.next_functions]
-    return following[1:] if getattr(node, "_forward_cls", None) is Overwrite else following
+    overwrites = getattr(node, "_forward_cls", None) is Overwrite or node.metadata.get(_COVERED)
+    return following[1:] if overwrites else following
+
+
+class Written:
+    """In-place ops on views: which of them together wrote all of the tensor they are views of."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[Tensor, Any]] = {}
+
+    def note(self, view: Tensor) -> None:
+        base = view._base
+        assert base is not None
+        size = base.untyped_storage().nbytes() // base.element_size()
+        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn
+        written, first = self._parts.setdefault(storage_of(base), fresh)
+        written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+        if bool(written.as_strided(base.shape, base.stride(), base.storage_offset()).all()):
+            first.metadata[_COVERED] = True
+            del self._parts[storage_of(base)]
 
 
 def hidden_part(nodes: Iterable[Any], trace: Trace) -> str | None:
@@ -52,10 +73,8 @@ def hidden_part(nodes: Iterable[Any], trace: Trace) -> str | None:
     for node in nodes:
         name = node.name() if hasattr(node, "name") else type(node).__name__
         if any(opaque in name for opaque in _OPAQUE):
-            return (
-                "a scripted or compiled part, whose inside cannot be seen; use the original Python function"
-            )
-        unseen = _UNSEEN.get(name.rstrip("0123456789"))
+            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
+        unseen = _unseen(node, name.rstrip("0123456789"))
         if unseen:
             return f"a {unseen} run outside Python (a scripted function, say); use the original Python code"
         if hasattr(node, "_forward_cls") and op_of(node) is None and name not in _HARMLESS:
@@ -65,20 +84,28 @@ def hidden_part(nodes: Iterable[Any], trace: Trace) -> str | None:
     return None
 
 
+def _unseen(node: Any, name: str) -> str | None:
+    """The rectifier that a node of torch's own belongs to."""
+    if name in ("ClampBackward", "ClampMinBackward", "HardtanhBackward"):
+        low, high = (_saved(node, f"_saved_{end}", f"_saved_{end}_val") for end in ("min", "max"))
+        return "clamp at 0" if low == 0 and (high is None or high > 1) else None
+    return _UNSEEN.get(name)
+
+
+def _saved(node: Any, *names: str) -> Any:
+    return next((getattr(node, name) for name in names if hasattr(node, name)), None)
+
+
 def _foreign(name: str, trace: Trace) -> str | None:
-    if not trace.hidden:
-        return None
-    row = trace.hidden[0]
-    where = f" ({type(row.module).__name__})" if isinstance(row.module, nn.Module) else ""
+    """What is wrong with a custom autograd.Function: only one that is seen to be linear is not."""
     if name == "CheckpointFunction":
-        return (
-            f"reentrant checkpointing around a {row.name}{where}; call checkpoint with use_reentrant=False "
-            "or switch checkpointing off"
-        )
-    return (
-        f"the custom autograd.Function {name}, which hides a {row.name}{where}; write that activation with "
-        "torch operations"
-    )
+        return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
+    calls = [row.name for row in trace.hidden if row.function == name]
+    activation = next((call for call in calls if call not in ops.LINEAR_CALLS), None)
+    if calls and activation is None:
+        return None
+    inside = f"which hides a {activation}" if activation else "whose inside cannot be seen"
+    return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
 def mark_last(scores: Tensor) -> None:
@@ -98,16 +125,34 @@ def mark_last(scores: Tensor) -> None:
 
 
 def mark_folded(nodes: Iterable[Any]) -> None:
-    """facts["folded"]: convolutions and linear layers whose only reader is a batch norm; the two are one
-    linear map, as if the norm had been folded into the weights."""
-    readers: dict[Any, list[Op | None]] = {}
+    """facts["folded"]: linear layers whose only reader adds a bias or is a batch norm; the two are one linear
+    map, as if the bias were the layer's own or the norm had been folded into the weights."""
+    readers: dict[Any, list[Any]] = {}
     for node in nodes:
         for following in below(node):
-            readers.setdefault(following, []).append(op_of(node))
-    for node, reading in readers.items():
+            readers.setdefault(following, []).append(node)
+    for node in readers:
         op = op_of(node)
-        if op is not None and op.family in ("conv", "conv_transpose", "linear") and len(reading) == 1:
-            op.facts["folded"] = reading[0] is not None and reading[0].family == "batch_norm"
+        if op is not None and op.family in _FOLDABLE and op.data_count == 1:
+            reader = _only_reader(node, readers)
+            op.facts["folded"] = reader is not None and (
+                reader.family == "batch_norm" or (reader.family == "add" and reader.data_count == 1)
+            )
+
+
+_FOLDABLE = ("conv", "conv_transpose", "linear", "matmul", "add")
+_SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Unsqueeze", "Squeeze", "T", "Alias")
+
+
+def _only_reader(node: Any, readers: dict[Any, list[Any]]) -> Op | None:
+    """The recorded op that alone reads a node's result, perhaps in another shape."""
+    while len(readers.get(node, ())) == 1:
+        node = readers[node][0]
+        if op_of(node) is not None:
+            return op_of(node)
+        if node.name().rstrip("0123456789").removesuffix("Backward") not in _SHAPES:
+            return None
+    return None
 
 
 def mark_constant(nodes: Iterable[Any]) -> None:

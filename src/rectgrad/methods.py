@@ -15,9 +15,10 @@ from torch import Tensor
 
 from rectgrad import ops, rules
 from rectgrad.baseline import baseline_rows, baselines, differences_times
+from rectgrad.diagnose import check_inputs
 from rectgrad.op import Rules
 from rectgrad.options import check_baseline, choice, flags, integer, number
-from rectgrad.run import Maps, Pass, Subject, tape_for
+from rectgrad.run import Maps, Pass, Subject
 
 PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
 
@@ -52,8 +53,12 @@ class Method:
     def maps(self, subject: Subject) -> Maps:
         return self.finish(self.raw(subject), subject.inputs)
 
-    def rows(self, start: int, stop: int, n: int) -> Method:
-        """The method for some of n samples, where a field has one value for each."""
+    @property
+    def uses_rules(self) -> bool:
+        return bool(self.rules())
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        """The method for some of the samples, where a field has one value for each."""
         return self
 
 
@@ -129,7 +134,7 @@ class RectGrad(Method):
     def __post_init__(self) -> None:
         number(self, "q", 0, 100)
         if self.tau is not None:
-            number(self, "tau", -math.inf, math.inf)
+            number(self, "tau", -math.inf)
         choice(self, "rule", PROPAGATION_RULES)
         choice(self, "interpolation", ("nearest", "linear"))
         flags(self, "padding_trick", "prr", "multiply_by_input", "positive_only")
@@ -165,7 +170,7 @@ class EpsilonLRP(Method):
     facts: ClassVar[tuple[str, ...]] = ("folded",)
 
     def __post_init__(self) -> None:
-        number(self, "epsilon", 0, math.inf)
+        number(self, "epsilon", 0)
 
     def rules(self) -> Rules:
         return rules.lrp_rules(self.epsilon)
@@ -192,18 +197,21 @@ class DeepLift(Method):
 
     def raw(self, subject: Subject) -> Maps:
         resolved = subject.resolved()
-        reference = Pass(subject.at(baselines(self.baseline, subject.inputs)), tape_for(self))
-        reference.scores(resolved)
-        passed = Pass(subject, tape_for(self))
+        reference = Pass(subject.at(baselines(self.baseline, subject.inputs)), subject.tape_for(self))
+        baseline_scores = reference.scores(resolved)
+        passed = Pass(subject, subject.tape_for(self))
         scores = passed.scores(resolved)
         pair(passed, reference)
-        return subject.finish(self, passed, scores)
+        raw = subject.finish(self, passed, scores)
+        total = sum(m.flatten(1).sum(1) for m in self.finish(raw, subject.inputs))
+        passed.tape.trace.completeness_error = total - (scores - baseline_scores).detach()
+        return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return differences_times(raw, inputs, self.baseline)
 
-    def rows(self, start: int, stop: int, n: int) -> Method:
-        return replace(self, baseline=baseline_rows(self.baseline, start, stop, n))
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        return replace(self, baseline=baseline_rows(self.baseline, start, stop, inputs))
 
 
 def pair(passed: Pass, reference: Pass) -> None:
@@ -230,13 +238,15 @@ class RandomMap(Method):
         integer(self, "seed")
 
     def raw(self, subject: Subject) -> Maps:
+        check_inputs(subject.inputs)
         return tuple(torch.stack([self._sample(x) for x in tensor]) for tensor in subject.inputs)
 
     def _sample(self, x: Tensor) -> Tensor:
         values = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         digest = hashlib.blake2b(values, digest_size=8, salt=str(self.seed).encode()[:16]).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-        return torch.rand(x.shape, generator=generator).to(x.device, x.dtype)
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
+        noise = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu")
+        return noise.to(x.device, x.dtype)
 
 
 def times(raw: Maps, inputs: Maps) -> Maps:

@@ -47,6 +47,10 @@ class Current:
         self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may go as soon as they were used
 
+    def look(self, R: Tensor) -> None:
+        """Remember enough of R to know at the end of the pass whether it was finite."""
+        self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
+
 
 class Op:
     """A call in the forward pass that depends on the input: its data tensors, its output, its arguments.
@@ -66,6 +70,7 @@ class Op:
         self.rule = "plain"  # name of the rule that ran here last
         self.reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
         self.facts: dict[str, Any] = {}  # what the graph around the op says: see graph.py
+        self.result_type: Any = Tensor  # a named tuple, of some reductions
         self._output: Tensor | None = None
         self._local: Tensor | None = None
         self._leaves: tuple[Tensor, ...] = ()
@@ -117,6 +122,7 @@ class Op:
         with torch.set_grad_enabled(heavy):
             result = self.call(*leaves)
         self._output = first(result).detach()
+        self.result_type = type(result)
         if heavy:
             self._leaves, self._local = leaves, first(result)
         if keep_inputs:
@@ -145,11 +151,11 @@ class Op:
         rule = current.rules.get(self.family)
         if current.observe is not None:
             current.observe(self, R)
+        current.look(R)
         if rule is None:
             self.rule = "plain"
             return self.vjp(R)
         current.ran.add(self.family)
-        current.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
         self.rule = getattr(rule, "__name__", type(rule).__name__)
         result = rule(self, R)
         return result if isinstance(result, tuple) else (result,)
@@ -158,6 +164,11 @@ class Op:
 def first(result: Any) -> Tensor:
     """The differentiable part of a result: pooling may return indices too."""
     return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32 at least."""
+    return x.float() if x.element_size() < 4 else x
 
 
 def storage_of(x: Tensor) -> int:
@@ -202,13 +213,14 @@ class Overwrite(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, target: Tensor, result: Tensor) -> Tensor:
         ctx.mark_dirty(target)
-        ctx.dtype = result.dtype
+        ctx.dtype, ctx.view = result.dtype, target._is_view()
         return target.copy_(result)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, R: Tensor) -> Any:
-        return None, R.to(ctx.dtype)
+        # Of a view, autograd takes what the rest of its base gets from here too: zeros, not nothing.
+        return torch.zeros_like(R) if ctx.view else None, R.to(ctx.dtype)
 
 
 def no_autocast(device: str) -> Any:

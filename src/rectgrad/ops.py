@@ -19,6 +19,8 @@ RECTIFIERS = frozenset(
 )
 # Rectifiers whose output is positive exactly where their input is.
 SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
+# Functions of one data tensor: of two (a power of one to the other), they have no family.
+OF_ONE = RECTIFIERS | {"squash", "unary"}
 
 FAMILIES: dict[str, str] = {
     **{name: name for name in RECTIFIERS},
@@ -66,10 +68,17 @@ ROUTING = frozenset(
     "upsample_linear1d upsample_trilinear3d native_dropout _unsafe_view _to_copy __copy__ data".split()
 )
 
+# What a custom autograd.Function may do without hiding an activation: gradient reversal, say.
+LINEAR_CALLS = ROUTING | frozenset(
+    name
+    for family in "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
+    for name in FAMILIES[family].split()
+)
+
 # Said when a network has nothing to rectify: ways an activation is written out by hand.
 BY_HAND = frozenset(
     "gt ge lt le __gt__ __ge__ __lt__ __le__ greater greater_equal less less_equal where sign heaviside abs "
-    "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax".split()
+    "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax erf".split()
 )
 
 # Parameter names by position, for builtins that Python cannot inspect.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,17 @@ def _wrong(method: Any, name: str, wanted: str, kind: Callable[[str], Exception]
     return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")
 
 
-def number(method: Any, name: str, low: float, high: float) -> None:
+def number(method: Any, name: str, low: float, high: float = math.inf) -> None:
+    """A number from low to high, ends included; an infinite end means no bound, and -inf to allow both."""
     value = getattr(method, name)
     if not isinstance(value, (int, float)) and hasattr(value, "item"):  # numpy's and torch's scalars
-        value = value.item()
-        object.__setattr__(method, name, value)
+        with contextlib.suppress(ValueError, RuntimeError):
+            value = value.item()
+            object.__setattr__(method, name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _wrong(method, name, "a number", TypeError)
-    if math.isnan(value) or not low <= value <= high:
+    infinite = math.isinf(value) and low > -math.inf
+    if math.isnan(value) or infinite or not low <= value <= high:
         wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
         raise _wrong(method, name, "a number" if low == -math.inf else wanted, ValueError)
 
@@ -50,3 +54,5 @@ def check_baseline(method: Any) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
             raise _wrong(method, "baseline", "a number or a tensor", TypeError)
+        if not isinstance(value, Tensor) and not math.isfinite(value):
+            raise _wrong(method, "baseline", "a finite number or a tensor", ValueError)

@@ -1,16 +1,156 @@
-"""The model stays as it was found: what a forward pass writes on it is put back, also after an error."""
+"""The model stays as it was found: what a call writes on it is put back, also after an error.
+
+Attributes and the containers in them are copied beforehand, tensors only when they are about to be written.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 import threading
+import types
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rectgrad.op import storage_of
+
+LONGEST = 10_000  # members of a container that is looked into; a longer one is data, not state
+
+
+class Snapshot:
+    """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
+
+    def __init__(self, root: Any = None) -> None:
+        self._contents: list[tuple[Any, Any]] = []
+        self._headers: list[Header] = []
+        self.modules: list[nn.Module] = []
+        waiting, met = list[Any](modules_in(root)), set[int]()
+        while waiting:
+            value = waiting.pop()
+            if id(value) not in met:
+                met.add(id(value))
+                waiting.extend(self._take(value))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [header.tensor for header in self._headers]
+
+    def _take(self, value: Any) -> Iterable[Any]:
+        """Remember a value's content; returns what may hold state further down."""
+        if isinstance(value, Tensor):
+            if is_lazy(value):
+                return ()
+            self._headers.append(Header(value))
+            return () if self._headers[-1].grad is None else (self._headers[-1].grad,)
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+        if _has_attributes(value):
+            value = vars(value)
+        if isinstance(value, _CONTAINERS) or (isinstance(value, np.ndarray) and value.nbytes < LONGEST):
+            self._contents.append((value, value.copy()))
+        if not isinstance(value, (*_CONTAINERS, tuple)) or len(value) > LONGEST:
+            return ()
+        return value.values() if isinstance(value, dict) else value
+
+    def restore(self) -> None:
+        for container, content in self._contents:
+            if not _unchanged(container, content):
+                _refill(container, content)
+        for header in self._headers:
+            header.restore()
+
+
+class Header:
+    """What a tensor is besides its values: where they lie, whether it asks for a gradient, and which."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.tensor, self._data, self._asks = x, x.detach(), x.requires_grad
+        self.grad = x.grad if x.is_leaf else None
+
+    def restore(self) -> None:
+        x = self.tensor
+        if x.grad_fn is not None and not self._asks and not x._is_view():
+            x.detach_()  # it was written with values that depend on the input
+        moved = x.data_ptr() != self._data.data_ptr() or x.stride() != self._data.stride()
+        if moved or x.shape != self._data.shape:
+            x.data = self._data
+        if x.is_leaf and x.requires_grad != self._asks:
+            x.requires_grad_(self._asks)
+        if x.is_leaf and x.grad is not self.grad:
+            x.grad = self.grad
+
+
+_CONTAINERS = (dict, list, set, deque)
+
+
+def _has_attributes(value: Any) -> bool:
+    return isinstance(value, (nn.Module, types.SimpleNamespace)) or (
+        is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__")
+    )
+
+
+def modules_in(root: Any, depth: int = 3) -> Iterator[nn.Module]:
+    """The modules that a model given as a function, method or other callable holds."""
+    if isinstance(root, nn.Module):
+        yield root
+    elif depth:
+        for inner in _parts(root):
+            yield from modules_in(inner, depth - 1)
+
+
+def _parts(root: Any) -> Iterable[Any]:
+    if isinstance(root, functools.partial):
+        return (root.func, *root.args, *root.keywords.values())
+    if isinstance(root, types.MethodType):
+        return (root.__self__,)
+    if isinstance(root, types.FunctionType):
+        named = (root.__globals__.get(name) for name in root.__code__.co_names)
+        cells = (cell.cell_contents for cell in root.__closure__ or () if _filled(cell))
+        return (*(value for value in named if isinstance(value, nn.Module)), *cells)
+    if isinstance(root, (list, tuple)):
+        return root[:LONGEST]
+    if isinstance(root, dict):
+        return list(root.values())[:LONGEST]
+    has_parts = callable(root) and hasattr(root, "__dict__") and not isinstance(root, type)
+    return vars(root).values() if has_parts else ()
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _unchanged(container: Any, content: Any) -> bool:
+    """Same members in the same order, compared by identity: tensors do not compare."""
+    if len(container) != len(content):
+        return False
+    if isinstance(container, np.ndarray):
+        return bool((container == content).all())
+    if isinstance(container, dict):
+        pairs = zip(container.items(), content.items(), strict=True)
+        return all(a[0] is b[0] and a[1] is b[1] for a, b in pairs)
+    if isinstance(container, set):
+        return container == content
+    return all(a is b for a, b in zip(container, content, strict=True))
+
+
+def _refill(container: Any, content: Any) -> None:
+    if isinstance(container, np.ndarray):
+        container[...] = content
+        return
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(content)
+
 
 # Held by a call from its first write on a model's tensor until that is put back, so that two threads
 # explaining one model in training mode do not keep each other's half-way values.
@@ -18,88 +158,94 @@ _writing = threading.RLock()
 
 
 class Keeper:
-    """Copies of the model's (and the caller's) tensors, made just before they are written."""
+    """Copies of the model's and the caller's tensors, made just before they are written."""
 
-    def __init__(self, model: Any = None, others: Iterable[Tensor] = ()) -> None:
-        self._model, self._others = model, list(others)
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        self._tensors = tensors
         self._owned: dict[int, list[Tensor]] | None = None
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._lock = contextlib.ExitStack()
 
     def before_write(self, storage: int) -> None:
         if self._owned is None:
             self._owned = {}
-            for x in (*_tensors(self._model), *self._others):
+            for x in self._tensors:
                 self._owned.setdefault(storage_of(x), []).append(x)
-        for x in self._owned.pop(storage, ()):
+        if storage in self._owned and storage not in self._copies:
             if not self._copies:
                 self._lock.enter_context(_writing)
-            self._copies.append((x, x.detach().clone()))
+            self._copies[storage] = [(x, x.detach().clone()) for x in self._owned[storage]]
 
     def restore(self) -> None:
         with self._lock, torch.no_grad():
-            for x, copy in self._copies:
-                x.data.copy_(copy)
+            for x, copy in (pair for pairs in self._copies.values() for pair in pairs):
+                with torch.inference_mode(x.is_inference()):
+                    x.data.copy_(copy)
             self._copies.clear()
 
 
-def _tensors(model: Any) -> Iterator[Tensor]:
-    if isinstance(model, nn.Module):
-        for module in model.modules():
-            for values in (vars(module), module._buffers, module._parameters):
-                yield from (x for x in values.values() if isinstance(x, Tensor))
+class Region:
+    """One call: the snapshot it shares with other threads on the same model, and its own keeper."""
+
+    _guard = threading.Lock()
+    _active: dict[int, tuple[Snapshot, list[int]]] = {}  # noqa: RUF012 - shared on purpose
+
+    def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor]) -> None:
+        self._key = id(model)
+        with self._guard:
+            self._snapshot, self._users = self._active.setdefault(self._key, (Snapshot(model), [0]))
+            self._users[0] += 1
+        self._own = Snapshot(target if callable(target) else None)
+        self.modules = self._snapshot.modules
+        self.keeper = Keeper([*self._snapshot.tensors, *self._own.tensors, *tensors])
+
+    def restore(self) -> None:
+        """Back to the beginning, for the next pass; attributes only where nobody else is in the middle."""
+        with self._guard:
+            if self._users[0] == 1:
+                self._snapshot.restore()
+        self._own.restore()
+        self.keeper.restore()
+
+    def close(self) -> None:
+        try:
+            self.restore()
+        finally:
+            with self._guard:
+                self._users[0] -= 1
+                if not self._users[0]:
+                    self._active.pop(self._key, None)
 
 
 @contextlib.contextmanager
-def preserved(model: Any, tensors: Iterable[Tensor], device: torch.device) -> Iterator[Keeper]:
+def preserved(model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> Iterator[Region]:
     """Attributes, buffers, submodules and the random state as before, whatever happens inside."""
-    keeper = Keeper(model, tensors)
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    saved = [(module, _snapshot(module)) for module in modules]
-    random = _random_state(device)
+    states = _random_state(device)
+    region = Region(model, target, tensors)
     try:
-        yield keeper
+        yield region
     finally:
-        keeper.restore()
-        for module, snapshot in saved:
-            _restore(module, snapshot)
-        _set_random_state(device, random)
+        region.close()
+        _set_random_state(device, states)
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """One level deep: the containers of a module (its buffers, hooks, submodules, a user's list) too."""
-    return {k: (v, v.copy() if isinstance(v, (dict, list, set)) else None) for k, v in vars(module).items()}
+def _random_state(device: torch.device) -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    states["numpy"] = np.random.get_state(legacy=True)
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
-def _restore(module: nn.Module, snapshot: dict[str, Any]) -> None:
-    now = vars(module)
-    for key in [key for key in now if key not in snapshot]:
-        del now[key]
-    for key, (value, content) in snapshot.items():
-        if now.get(key, _restore) is not value:
-            now[key] = value
-        if content is not None and not _unchanged(value, content):
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(content)
-
-
-def _unchanged(value: Any, content: Any) -> bool:
-    """Same members in the same order, compared by identity: tensors do not compare."""
-    if len(value) != len(content):
-        return False
-    pairs = zip(value.items(), content.items(), strict=True) if isinstance(value, dict) else None
-    if pairs is not None:
-        return all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
-    return all(a is b for a, b in zip(value, content, strict=True))
-
-
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), accelerator
-
-
-def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
-    if not torch.equal(torch.get_rng_state(), state[0]):
-        torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+def _set_random_state(device: torch.device, states: dict[str, Any]) -> None:
+    """Only what changed: another thread may be drawing numbers of its own."""
+    if not torch.equal(torch.get_rng_state(), states["torch"]):
+        torch.set_rng_state(states["torch"])
+    if random.getstate() != states["python"]:
+        random.setstate(states["python"])
+    now: Any = np.random.get_state(legacy=True)
+    before = states["numpy"]
+    if now[2:] != before[2:] or (now[1] != before[1]).any():
+        np.random.set_state(before)
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -7,7 +7,7 @@ Nothing is set, replaced or written on the model.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from rectgrad import ops
+from rectgrad import graph, ops
 from rectgrad.composite import composite, decompositions
 from rectgrad.op import Bridge, Current, Op, Overwrite, Rules, Slot, fill, first, op_of, storage_of
 from rectgrad.preserve import Keeper
-from rectgrad.trace import Row, Trace, calling_module
+from rectgrad.trace import Row, Trace, calling_function, calling_module
 
-# Attributes of a tensor, and backward passes that a model runs itself.
-_NOT_OURS = ("__get__", "__set__", "backward", "grad")
+_ATTRIBUTES = ("__get__", "__set__", "_set_grad_enabled")  # no ops
+_TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -38,32 +38,54 @@ class Tape(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.families, self.outputs_only, self.decompose = families, outputs_only, decompose
-        self.keeper = Keeper()
+        self.keeper: Keeper | None = None  # of the model's tensors, where they are to stay as they were
+        self.foreign_leaves = False  # leaves that require gradients are weights: the input is none of them
         self.current = Current()
         self.ops: list[Op] = []
         self.trace = Trace()
         self._holders: dict[int, list[Op]] = {}
+        self._written = graph.Written()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _NOT_OURS:
+        if getattr(func, "__name__", "") in _ATTRIBUTES:
+            if getattr(getattr(func, "__self__", None), "__name__", "") in _TRANSPOSES:
+                args = (self._weight(args[0]), *args[1:])
             return func(*args, **kwargs)
         spec = ops.lookup(func)
-        if not torch.is_grad_enabled():
-            return self._without_grad(spec, func, args, kwargs)
         if spec.family is None and (inside := composite(func)) is not None:
             with self:
                 return inside(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._without_grad(spec, func, args, kwargs)
         data: list[Tensor] = []
-        args = tuple(_prepare(a, data) for a in args)
-        kwargs = {k: _prepare(v, data) for k, v in kwargs.items()}
-        if spec.family in ("batch_norm", "norm"):
+        args = tuple(self._prepare(a, data) for a in args)
+        kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()}
+        if spec.family in ("batch_norm", "norm") and self.keeper is not None:
             args, kwargs = _own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
+    def _prepare(self, value: Any, data: list[Tensor]) -> Any:
+        """Data tensors become slots; weights lose their gradient, so that to require one means to depend on
+        the network's input; inference tensors become ordinary ones."""
+        if isinstance(value, Tensor):
+            value = self._weight(value)
+            if value.requires_grad:
+                data.append(value)
+                return Slot(len(data) - 1)
+            return value.clone() if value.is_inference() else value
+        if type(value) in (list, tuple):
+            return type(value)(self._prepare(v, data) for v in value)
+        return value
+
+    def _weight(self, x: Tensor) -> Tensor:
+        """A weight without its gradient; anything else as it is."""
+        weight = x.requires_grad and (isinstance(x, Parameter) or (self.foreign_leaves and x.is_leaf))
+        return x.detach() if weight else x
+
     def _dispatch(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         args, kwargs, inplace = _out_of_place(spec, args, kwargs)
-        op = self._op(spec, args, kwargs, data)
+        op = self._op(spec, args, kwargs, data, inplace or spec.writes)
         if op is None:
             return self._native(spec, func, args, kwargs, data, inplace)
         if op.family in self.decompose:
@@ -75,24 +97,32 @@ class Tape(TorchFunctionMode):
             return result
         target = fill(args[0] if args else kwargs["input"], data)
         self._protect(target)
-        return Overwrite.apply(target, result)
+        written = Overwrite.apply(target, result)
+        if written._is_view():
+            self._written.note(written)
+        return written
 
-    def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor]) -> Op | None:
-        """The record of this call, if it depends on the input and its family is wanted."""
+    def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
+        """The record of this call, if it depends on the input and its family is wanted. In-place rectifiers
+        always are: torch derives some of them from their output, with other last bits."""
         if not data or spec.family is None or "out" in kwargs:
             return None
         op = Op(spec, spec.family, args, kwargs, self.current)
         op.family = ops.refine(spec.family, spec.name, op.argument)
+        if len(data) > 1 and op.family in ops.OF_ONE:
+            return None
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
-        return op if wanted else None
+        return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         op.module, op.data_count = calling_module(), len(data)
         op.sources = tuple(op_of(x.grad_fn) for x in data)
         with identity_hooks():
             result = Bridge.apply(op, op.family not in self.outputs_only, *data)
+        if op.result_type not in (tuple, list) and isinstance(result, tuple):
+            result = op.result_type(result)
         self.ops.append(op)
-        self.trace.rows.append(Row(op.name, op.module, tuple(op.output.shape), op))
+        self.trace.rows.append(Row(op.name, op.module, tuple(op.output.shape), op.family, len(data), op))
         for x in (*op.inputs, op.output, *(a for a in op.args if isinstance(a, Tensor))):
             self._holders.setdefault(storage_of(x), []).append(op)
         return result
@@ -104,50 +134,44 @@ class Tape(TorchFunctionMode):
         if inplace:
             kwargs["inplace"] = True
         self._before_write(spec, args, kwargs, inplace)
-        with identity_hooks():
+        with identity_hooks(), _writable(args):
             result = func(*args, **kwargs)
+        if data and spec.name in ops.BY_HAND:
+            self.trace.by_hand[spec.name] = None
         if data and isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
-            self.trace.rows.append(Row(spec.name, calling_module(), tuple(first(result).shape), None))
+            shape = tuple(first(result).shape)
+            self.trace.rows.append(Row(spec.name, calling_module(), shape, spec.family, len(data)))
+            if spec.family in ops.RECTIFIERS or spec.family == "clamp":
+                first(result).register_hook(self.current.look)  # its zeros may hide an infinity
         return result
 
     def _without_grad(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call while gradients are off. An activation here is one whose rule will never run."""
-        if spec.family in ops.RECTIFIERS or spec.name in ops.BY_HAND:
-            self.trace.hidden.append(Row(spec.name, calling_module(), (), None))
+        if function := calling_function():
+            row = Row(spec.name, calling_module(), (), spec.family, 0, function=function)
+            self.trace.hidden.append(row)
         self._before_write(spec, args, kwargs, _out_of_place(spec, args, kwargs)[2])
-        if spec.family in ("batch_norm", "norm"):
+        if spec.family in ("batch_norm", "norm") and self.keeper is not None:
             args, kwargs = _own_statistics(spec, args, kwargs)
-        return func(*args, **kwargs)
+        with _writable(args):
+            return func(*args, **kwargs)
 
     def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
         if spec.writes or inplace:
             self._protect(args[0] if args else kwargs.get("input"))
-        if kwargs.get("out") is not None:
-            for out in kwargs["out"] if isinstance(kwargs["out"], (tuple, list)) else (kwargs["out"],):
-                self._protect(out)
+        self._protect(kwargs.get("out"))
 
     def _protect(self, target: Any) -> None:
         """Before a tensor is written: keep what the records and the model have in its storage."""
-        if isinstance(target, Tensor):
+        if isinstance(target, (list, tuple)):
+            for each in target:
+                self._protect(each)
+        elif isinstance(target, Tensor):
             storage = storage_of(target)
             for op in self._holders.pop(storage, ()):
                 op.unshare(storage)
-            self.keeper.before_write(storage)
-
-
-def _prepare(value: Any, data: list[Tensor]) -> Any:
-    """Data tensors become slots; parameters lose their gradient, so that to require one means to depend on
-    the network's input; inference tensors become ordinary ones."""
-    if isinstance(value, Tensor):
-        if isinstance(value, Parameter):
-            value = value.detach()
-        if value.requires_grad:
-            data.append(value)
-            return Slot(len(data) - 1)
-        return value.clone() if value.is_inference() else value
-    if type(value) in (list, tuple):
-        return type(value)(_prepare(v, data) for v in value)
-    return value
+            if self.keeper is not None:
+                self.keeper.before_write(storage)
 
 
 def _out_of_place(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
@@ -178,6 +202,12 @@ def _own_statistics(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, d
 def _differentiable(result: Any) -> bool:
     result = first(result) if result is not None and not (isinstance(result, tuple) and not result) else None
     return isinstance(result, Tensor) and result.requires_grad
+
+
+def _writable(args: tuple) -> Any:
+    """Tensors made in inference mode are written in inference mode alone."""
+    made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
+    return torch.inference_mode() if made_there else contextlib.nullcontext()
 
 
 def _same(x: Tensor) -> Tensor:
@@ -213,6 +243,8 @@ def propagate(rules: Rules) -> Iterator[Trace]:
 
 
 def _check(rules: Rules) -> None:
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
     known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
     unknown = sorted(set(rules) - known)
     if unknown:

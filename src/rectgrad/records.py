@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
 from rectgrad.catalog import as_method
 from rectgrad.diagnose import warn
 from rectgrad.methods import Method
 from rectgrad.op import Op
+from rectgrad.preserve import preserved
 from rectgrad.propagate import Tape
-from rectgrad.run import Maps, Pass, Subject, UnsupportedModelError, mixes_samples
+from rectgrad.run import Maps, Pass, Subject, UnsupportedModelError, copied, mixes_samples
 from rectgrad.target import narrow
-from rectgrad.trace import Trace
+from rectgrad.trace import Trace, module_names
 
 
 def attribute(
@@ -41,10 +45,11 @@ def attribute(
     method = as_method(method, options)
     subject = _subject(model, inputs, target, forward_args, forward_kwargs)
     size = _chunk(batch_size, subject.n)
-    _check_model(subject.model, method)
-    if subject.n == 0:
-        return _given_back(tuple(torch.zeros_like(x) for x in subject.inputs), isinstance(inputs, tuple))
-    parts = [_part(subject, method, start, size) for start in range(0, subject.n, size)]
+    with left_as_found(subject):
+        _check_model(subject, method)
+        if subject.n == 0:
+            return _given_back(tuple(torch.zeros_like(x) for x in subject.inputs), isinstance(inputs, tuple))
+        parts = [_part(subject, method, start, size) for start in range(0, subject.n, size)]
     return _given_back(_joined(parts), isinstance(inputs, tuple))
 
 
@@ -53,9 +58,9 @@ class Record:
 
     def __init__(self, subject: Subject, as_tuple: bool) -> None:
         passed = Pass(subject, Tape())
-        self.outputs = _detach(passed.outputs)
+        self.outputs = copied(passed.outputs, lambda x: x.detach().clone())
         self._subject, self._as_tuple = subject, as_tuple
-        subject.passed = passed
+        subject.passed, self._trace = passed, passed.tape.trace
         self._parts = [subject]
         if subject.n > 1 and mixes_samples(subject, passed):
             self._parts = [subject.rows(i, i + 1) for i in range(subject.n)]
@@ -64,22 +69,28 @@ class Record:
 
     @property
     def trace(self) -> Trace:
-        """The ops of the forward pass and the rule each one used last; prints as a table."""
-        passed = self._parts[0].passed
-        assert passed is not None
-        return passed.tape.trace
+        """The ops of the last pass and the rule each one used; prints as a table."""
+        return self._trace
 
     def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
         """As `rectgrad.attribute`, without running the model again where the method needs one pass only."""
         method = as_method(method, options)
-        _refuse(self._subject.model, method)
-        n, parts, start = self._subject.n, [], 0
-        for part in self._parts:
-            stop = start + part.n
-            asked = part.asking(narrow(target, start, stop, n) if len(self._parts) > 1 else target)
-            parts.append(method.rows(start, stop, n).maps(asked))
-            start = stop
+        whole = self._subject.asking(target)
+        with left_as_found(whole):
+            _refuse(whole, method)
+            if whole.n == 0:
+                return _given_back(tuple(torch.zeros_like(x) for x in whole.inputs), self._as_tuple)
+            parts = [self._part(part, whole, method) for part in self._parts]
         return _given_back(_joined(parts), self._as_tuple)
+
+    def _part(self, part: Subject, whole: Subject, method: Method) -> Maps:
+        start, stop = part.offset, part.offset + part.n
+        target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
+        asked = part.asking(target)
+        asked.region = whole.region
+        maps = method.rows(start, stop, whole.inputs).maps(asked)
+        self._trace = asked.trace or self._trace
+        return maps
 
 
 def record(
@@ -91,8 +102,9 @@ def record(
     kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
     subject = _subject(model, inputs, None, forward_args, forward_kwargs)
-    _warn_training(subject.model)
-    return Record(subject, isinstance(inputs, tuple))
+    with left_as_found(subject):
+        _warn_training(subject)
+        return Record(subject, isinstance(inputs, tuple))
 
 
 def layer_attributions(
@@ -113,11 +125,12 @@ def layer_attributions(
     if not method.one_backward:
         raise ValueError(f"{type(method).__name__} has no single backward pass; choose a method that has one")
     subject = _subject(model, inputs, target, forward_args, forward_kwargs)
-    _check_model(subject.model, method)
-    parts = [subject]
-    if subject.n > 1 and mixes_samples(subject, Pass(subject, Tape(ops.RECTIFIERS, decompose=()))):
-        parts = [subject.rows(i, i + 1) for i in range(subject.n)]
-    found = [_layers(part, method.rows(i, i + part.n, subject.n)) for i, part in enumerate(parts)]
+    with left_as_found(subject):
+        _check_model(subject, method)
+        parts = [subject]
+        if subject.n > 1 and mixes_samples(subject, Pass(subject, Tape(ops.RECTIFIERS, decompose=()))):
+            parts = [subject.rows(i, i + 1) for i in range(subject.n)]
+        found = [_layers(part, method.rows(i, i + part.n, subject.inputs)) for i, part in enumerate(parts)]
     return [(pairs[0][0], torch.cat([value for _, value in pairs])) for pairs in zip(*found, strict=True)]
 
 
@@ -160,6 +173,10 @@ def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
     for x in tensors:
         _check_input(x, tensors[0])
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     return Subject(unwrap(model), tensors, tuple(args), dict(kwargs or {}), target)
 
 
@@ -167,6 +184,10 @@ def _check_input(x: Any, first: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(
             f"inputs must be a floating tensor (N, ...) or a tuple of them, not {type(x).__name__}"
+        )
+    if x.dtype.is_complex:
+        raise TypeError(
+            f"inputs of type {x.dtype} are not supported; give the real and imaginary part as channels"
         )
     if not x.dtype.is_floating_point:
         raise TypeError(
@@ -191,7 +212,7 @@ def _part(subject: Subject, method: Method, start: int, size: int) -> Maps:
     if size >= subject.n:
         return method.maps(subject)
     stop = min(start + size, subject.n)
-    return method.rows(start, stop, subject.n).maps(subject.rows(start, stop))
+    return method.rows(start, stop, subject.inputs).maps(subject.rows(start, stop))
 
 
 def _joined(parts: list[Maps]) -> Maps:
@@ -202,39 +223,54 @@ def _given_back(maps: Maps, as_tuple: bool) -> Any:
     return maps if as_tuple else maps[0]
 
 
-def _check_model(model: Any, method: Method) -> None:
+@contextlib.contextmanager
+def left_as_found(subject: Subject) -> Iterator[None]:
+    """The model, the caller's arguments and the random state are as before when this ends."""
+    tensors: list[Tensor] = []
+    copied((subject.args, subject.kwargs), lambda x: tensors.append(x) or x)  # type: ignore[func-returns-value]
+    device = subject.inputs[0].device
+    with (
+        preserved(subject.model, subject.target, tensors, device) as subject.region,
+        torch.inference_mode(False),
+    ):
+        yield
+
+
+def _check_model(subject: Subject, method: Method) -> None:
     if method.runs_model:
-        _refuse(model, method)
-        _warn_training(model)
+        _refuse(subject, method)
+        _warn_training(subject)
 
 
-def _refuse(model: Any, method: Method) -> None:
-    """No rule reaches into scripted or quantised modules."""
-    if not isinstance(model, nn.Module) or not method.rules():
-        return
-    for name, module in model.named_modules():
-        kind = None
-        if isinstance(module, torch.jit.ScriptModule):
-            kind = "a scripted module, whose inside cannot be seen; use the original Python module"
-        elif "quantized" in type(module).__module__:
-            kind = "a quantised module, which has no gradient; use the model before quantisation"
-        if kind:
-            raise UnsupportedModelError(
-                f"{type(method).__name__} cannot explain this model: {name or 'the model'!r} is {kind}"
-            )
+def _refuse(subject: Subject, method: Method) -> None:
+    """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
+    names = module_names(subject.model if isinstance(subject.model, nn.Module) else None)
+    for module in _modules(subject):
+        sentence = _unsupported(module, method.uses_rules)
+        if sentence:
+            name = names.get(id(module)) or type(module).__name__
+            what = f"{type(method).__name__} cannot explain this model"
+            raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
 
 
-def _warn_training(model: Any) -> None:
-    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
+def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
+    if any(is_lazy(x) for x in (*module._parameters.values(), *module._buffers.values()) if x is not None):
+        return "a lazy module without weights yet; run the model once first"
+    if has_rules and isinstance(module, torch.jit.ScriptModule):
+        return "a scripted module, whose inside cannot be seen; use the original Python module"
+    if "quantized" in type(module).__module__:
+        return "a quantised module, which has no gradient; use the model before quantisation"
+    return None
+
+
+def _modules(subject: Subject) -> list[nn.Module]:
+    """The model's modules, or those that a function given as a model holds."""
+    if isinstance(subject.model, nn.Module):
+        return list(subject.model.modules())
+    assert subject.region is not None
+    return subject.region.modules
+
+
+def _warn_training(subject: Subject) -> None:
+    if any(module.training for module in _modules(subject)):
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")
-
-
-def _detach(outputs: Any) -> Any:
-    if isinstance(outputs, Tensor):
-        return outputs.detach()
-    if type(outputs) in (list, tuple):
-        return type(outputs)(_detach(v) for v in outputs)
-    if isinstance(outputs, dict):
-        detached = {k: _detach(v) for k, v in outputs.items()}
-        return detached if type(outputs) is dict else type(outputs)(**detached)
-    return outputs

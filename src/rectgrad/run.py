@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 
 from rectgrad import graph, ops
 from rectgrad import target as targets
-from rectgrad.diagnose import check_finite, warn_if_nothing_passed
+from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.op import Op
-from rectgrad.preserve import preserved
+from rectgrad.preserve import Region
 from rectgrad.propagate import Tape
 from rectgrad.trace import Trace
 
@@ -36,27 +35,29 @@ class Pass:
         self.n = len(subject.inputs[0])
         self.mixes: bool | None = None  # see mixes_samples
         self.lock = threading.Lock()
-        device = subject.inputs[0].device
-        with (
-            preserved(subject.model, _tensors(subject.args, subject.kwargs), device) as keeper,
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
+        self.tape, self.region = tape, subject.region
+        tape.foreign_leaves, tape.current.batch = True, self.n
+        if self.region is not None:
+            tape.keeper = self.region.keeper
+        tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
+        with torch.inference_mode(False), torch.enable_grad():
             self.leaves = tuple(_leaf(x) for x in subject.inputs)
-            self.tape = tape
-            tape.keeper, tape.current.batch = keeper, self.n
-            tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
-            args, kwargs = _detached(subject.args), {k: _detached(v) for k, v in subject.kwargs.items()}
-            # Copies, so that a model may write on its input.
+            # Copies, so that a model may write on its input and into the containers it is given.
             inputs = tuple(leaf.clone() for leaf in self.leaves)
+            args, kwargs = copied(subject.args, _detached), copied(subject.kwargs, _detached)
             with tape:
                 self.outputs = subject.model(*inputs, *args, **kwargs)
+        if self.region is not None:
+            self.region.restore()
 
     def scores(self, target: targets.Scores) -> Tensor:
-        # A callable target is part of what is explained: its steps follow the rules too.
-        seen = self.tape if isinstance(target, targets.Given) else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), seen:
-            scores = target(self.outputs)
+        with torch.inference_mode(False), torch.enable_grad():
+            if isinstance(target, targets.Picked):
+                scores = target(self.outputs)
+            else:  # a callable target is part of what is explained: its steps follow the rules too
+                outputs = copied(self.outputs, torch.clone)
+                with self.tape:
+                    scores = target(outputs)
         if not scores.requires_grad:
             raise ValueError(
                 "the score to explain does not depend on the input: the forward pass detaches it, runs under "
@@ -73,11 +74,17 @@ class Pass:
                 self._prepare(method, scores, observe is not None)
             current.rules, current.observe, current.once = rules, observe, once
             current.ran, current.sums = set(), []
+            ones = torch.ones_like(scores)
             try:
-                ones = torch.ones_like(scores)
-                grads = torch.autograd.grad(
-                    scores, self.leaves, ones, retain_graph=not once, allow_unused=True
-                )
+                with self.tape:  # a backward hook may write on the model
+                    grads = torch.autograd.grad(
+                        scores, self.leaves, ones, retain_graph=not once, allow_unused=True
+                    )
+            except RuntimeError as error:
+                if "Checkpointing is not compatible with .grad()" not in str(error):
+                    raise
+                sentence = "reentrant checkpointing; call checkpoint with use_reentrant=False"
+                raise _unsupported(method, sentence) from None
             finally:
                 current.rules, current.observe = {}, None
             self.sums, ran = current.sums, current.ran
@@ -94,9 +101,7 @@ class Pass:
             op.facts.clear()
         hidden = graph.hidden_part(nodes, self.tape.trace) if method.rules() else None
         if hidden:
-            raise UnsupportedModelError(
-                f"{type(method).__name__} cannot explain this model: it contains {hidden}"
-            )
+            raise _unsupported(method, hidden)
         if "last" in method.facts:
             graph.mark_last(scores)
         if "folded" in method.facts:
@@ -120,6 +125,9 @@ class Subject:
         self._resolved: targets.Scores | None = None
         self.observe: Observe | None = None
         self.trace: Trace | None = None  # of the last pass
+        self.region: Region | None = None
+        self.diagnosing = False  # the pass is run to find a fault: its own checks would do so for ever
+        self._checked = False  # whether the inputs are known to be finite
         self.offset = 0  # of the first sample in what the caller gave
 
     @property
@@ -128,35 +136,53 @@ class Subject:
 
     def at(self, inputs: Maps) -> Subject:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
+        if not self._checked:
+            check_inputs(self.inputs)
+            self._checked = True
         other = Subject(self.model, inputs, self.args, self.kwargs, self.target)
         other._resolved = self.resolved()
-        other.observe, other.offset = self.observe, self.offset
-        return other
+        return other._like(self, self.offset)
 
     def asking(self, target: Any) -> Subject:
         """Another question about the same inputs, answered from the same pass."""
         other = Subject(self.model, self.inputs, self.args, self.kwargs, target, self.passed)
-        other.offset = self.offset
-        return other
+        return other._like(self, self.offset)
 
     def rows(self, start: int, stop: int) -> Subject:
         """Some of the samples."""
         n = self.n
 
-        def cut(value: Any) -> Any:
-            if type(value) in (list, tuple):
-                return type(value)(cut(v) for v in value)
-            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == n
-            return value[start:stop] if batched else value
+        def cut(x: Tensor) -> Tensor:
+            return x[start:stop] if x.dim() > 0 and x.shape[0] == n else x
 
         inputs = tuple(x[start:stop] for x in self.inputs)
-        kwargs = {k: cut(v) for k, v in self.kwargs.items()}
         target = targets.narrow(self.target, start, stop, n)
-        other = Subject(self.model, inputs, cut(self.args), kwargs, target)
+        other = Subject(self.model, inputs, copied(self.args, cut), copied(self.kwargs, cut), target)
         if self._resolved is not None:
             other._resolved = self._resolved.rows(start, stop)
-        other.observe, other.offset = self.observe, self.offset + start
+        return other._like(self, self.offset + start)
+
+    def _like(self, other: Subject, offset: int) -> Subject:
+        self.observe, self.region, self.offset = other.observe, other.region, offset
+        self.diagnosing = other.diagnosing
+        return self
+
+    def watched(self, observe: Observe) -> Subject:
+        """The same subject in fresh passes that record every op, to find a fault."""
+        other = Subject(self.model, self.inputs, self.args, self.kwargs, self.target)._like(self, self.offset)
+        other._resolved, other.observe, other.diagnosing = self._resolved, observe, True
         return other
+
+    def tape_for(self, method: Method) -> Tape:
+        """A tape that records what the method's rules need, and what is looked at besides."""
+        rules = method.rules()
+        outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
+        families = frozenset(rules) | method.families
+        if self.diagnosing:
+            families |= frozenset(ops.FAMILIES)
+        elif self.observe is not None:
+            families |= ops.RECTIFIERS
+        return Tape(families, outputs_only, method.decompose)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
         if self._resolved is None:
@@ -173,8 +199,7 @@ class Subject:
 
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
-        also = ops.RECTIFIERS if self.observe else frozenset()
-        passed = self.passed or Pass(self, tape_for(method, also))
+        passed = self.passed or Pass(self, self.tape_for(method))
         if method.per_sample and self.n > 1 and mixes_samples(self, passed):
             if self._resolved is None and not callable(self.target):
                 self.resolved(passed.outputs)
@@ -187,8 +212,9 @@ class Subject:
         """The backward pass and its checks."""
         self.trace = passed.tape.trace
         maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
-        check_finite(self, method, passed, scores, maps)
-        warn_if_nothing_passed(self, method, maps)
+        if not self.diagnosing:
+            check_finite(self, method, passed, scores, maps)
+            warn_if_nothing_passed(self, method, maps)
         return maps
 
 
@@ -212,31 +238,39 @@ def _mixes(subject: Subject, passed: Pass) -> bool:
     return any(op.output.shape[0] != 1 for op in alone.rectified())
 
 
-def tape_for(method: Method, also: frozenset[str] = frozenset()) -> Tape:
-    """A tape that records what the method's rules need, and no more."""
-    rules = method.rules()
-    outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
-    families = frozenset(rules) | method.families | also
-    return Tape(families, outputs_only, method.decompose)
-
-
 def _leaf(x: Tensor) -> Tensor:
     x = x.detach()
     return (x.clone() if x.is_inference() else x).requires_grad_()
 
 
-def _detached(value: Any) -> Any:
+def _detached(x: Tensor) -> Tensor:
+    return x.clone() if x.is_inference() else x.detach()
+
+
+def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Lists, tuples and dicts rebuilt, with `change` applied to every tensor in them."""
     if isinstance(value, Tensor):
-        return value.clone() if value.is_inference() else value.detach()
-    return type(value)(_detached(v) for v in value) if type(value) in (list, tuple) else value
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(copied(v, change) for v in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(copied(v, change) for v in value))
+    if type(value) is dict:
+        return {k: copied(v, change) for k, v in value.items()}
+    if isinstance(value, dict):  # transformers' outputs are dicts with attributes
+        try:
+            return type(value)(**{k: copied(v, change) for k, v in value.items()})
+        except TypeError:
+            return value
+    return value
 
 
-def _tensors(args: tuple, kwargs: dict) -> list[Tensor]:
-    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+def _unsupported(method: Method, part: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{type(method).__name__} cannot explain this model: it contains {part}")
 
 
 def _nothing_rectified(method: Method, passed: Pass) -> str:
-    names = list(dict.fromkeys(row.name for row in passed.tape.trace.rows if row.name in ops.BY_HAND))
+    names = list(passed.tape.trace.by_hand)
     seen = f"activations written by hand ({', '.join(names)})" if names else "no activation"
     return (
         f"{type(method).__name__} found nothing to rectify between the score and the input: {seen}; its "

@@ -91,9 +91,12 @@ def indices(scores: Tensor, target: Any, n: int) -> Tensor:
             f"the model's output has shape {tuple(scores.shape)}, not (N, classes); give a callable target, "
             f"for example target=lambda out: out[:, 3].mean(dim={tuple(range(1, scores.dim() - 1))})"
         )
+    if scores.shape[1] == 0:
+        raise ValueError(f"the model's output has shape {tuple(scores.shape)}: it has no classes")
     if target is None:
         return scores.detach().argmax(1)
     index = _as_integers(target).to(scores.device)
+    index = index.clone() if index.is_inference() else index
     if index.dim() == 0:
         index = index.expand(n)
     if index.shape != (n,):

@@ -6,7 +6,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rectgrad import ops
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rectgrad.op import Op
 
 
+_FUNCTION_FILE = torch.autograd.function.__file__
 _LINEAR_IN_ONE = frozenset("conv conv_transpose linear matmul mul div batch_norm".split())
 
 
@@ -21,7 +23,10 @@ class Row(NamedTuple):
     name: str
     module: Any  # the innermost module running at the time, or None
     shape: tuple[int, ...]
-    op: Op | None  # None: not recorded, so always the plain gradient
+    family: str | None
+    inputs: int  # how many data tensors it takes
+    op: Op | None = None  # None: not recorded, so always the plain gradient
+    function: str | None = None  # the custom autograd.Function it was called in
 
     @property
     def rule(self) -> str:
@@ -35,8 +40,11 @@ class Trace:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.hidden: list[Row] = []  # activations met while gradients were off
+        self.hidden: list[Row] = []  # calls inside custom autograd.Functions, where gradients are off
+        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
         self.root: nn.Module | None = None
+        # DeepLIFT: sum of the map minus the difference of the scores, for each sample
+        self.completeness_error: Tensor | None = None
 
     def layers(self) -> list[str]:
         """A name for each row: its module's, with the op where the module holds more than one."""
@@ -75,11 +83,9 @@ class Trace:
 
 def linear(row: Row) -> bool:
     """Whether the plain gradient of this call is exact, as a linear step's is."""
-    if row.op is None:
-        return row.name in ops.ROUTING
-    if row.op.family in ("add", "sum", "avg_pool", "pad"):
+    if row.name in ops.ROUTING or row.family in ("add", "sum", "avg_pool", "pad"):
         return True
-    return row.op.family in _LINEAR_IN_ONE and row.op.data_count == 1
+    return row.family in _LINEAR_IN_ONE and row.inputs == 1
 
 
 def module_names(root: nn.Module | None) -> dict[int, str]:
@@ -101,6 +107,17 @@ def _outermost(rows: list[Row]) -> nn.Module | None:
     for module in modules.values():
         if modules.keys() <= {id(m) for m in module.modules()}:
             return module
+    return None
+
+
+def calling_function() -> str | None:
+    """The custom autograd.Function whose forward is running."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == _FUNCTION_FILE and "cls" in frame.f_locals:
+            return frame.f_locals["cls"].__name__
+        frame = frame.f_back  # type: ignore[assignment]
     return None
 
 

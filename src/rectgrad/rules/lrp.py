@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.composite import norm as norm_by_steps
-from rectgrad.op import Op, Rule
+from rectgrad.op import Op, Rule, wide
 
 _LINEAR = "conv conv_transpose linear batch_norm max_pool avg_pool sum add matmul".split()
 
@@ -42,10 +42,10 @@ def lrp_linear(epsilon: float) -> Rule:
 
 def lrp_activation() -> Rule:
     def lrp_activation(op: Op, R: Tensor) -> Tensor:
-        z = op.inputs[0]
+        a, z = wide(op.output), wide(op.inputs[0])
         smallest = torch.finfo(z.dtype).tiny ** 0.5
         safe = torch.where(z.abs() < smallest, torch.full_like(z, smallest).copysign(z), z)
-        return R * (op.output / safe)
+        return (R * (a / safe)).to(R.dtype)
 
     return lrp_activation
 
@@ -78,5 +78,5 @@ def lrp_norm(epsilon: float) -> Rule:
 
 def _stabilised(z: Tensor, epsilon: float) -> Tensor:
     """z / (z + epsilon * sign(z)); 0 where z is 0, whose relevance is 0 too."""
-    size = z.abs()
-    return torch.where(size > 0, size / (size + epsilon), 0)
+    size = wide(z).abs()
+    return torch.where(size > 0, size / (size + epsilon), 0).to(z.dtype)

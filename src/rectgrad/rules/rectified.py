@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.op import Op, Rule
+from rectgrad.op import Op, Rule, wide
 from rectgrad.threshold import percentile
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -29,8 +29,8 @@ def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
     """What is compared with tau, one number a unit; in float32 at least."""
     if rule == "mod":
         rule = "PR1" if op.facts.get("last") else "PR2"
-    a = op.output + eps if eps else op.output
-    return SCORES[rule](_wide(a), _wide(R))
+    a = wide(op.output)
+    return SCORES[rule](a + eps if eps else a, wide(R))
 
 
 def rectified(
@@ -83,7 +83,3 @@ def _of_output(rule: Rule) -> Rule:
     """Marks a rule that reads the op's output alone."""
     rule.output_only = True  # type: ignore[attr-defined]
     return rule
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.element_size() < 4 else x
