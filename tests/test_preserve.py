@@ -65,7 +65,7 @@ class Snapshot:
                 self.see(f"{path}.{key}", vars(value)[key])
 
     def see_tensor(self, path: str, x: Tensor) -> None:
-        values = x.detach().clone().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        values = x.detach().cpu().clone().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         self.facts[path + ".values"] = (tuple(x.shape), x.stride(), x.dtype, values)
         self.facts[path + ".autograd"] = (x.requires_grad, x.is_leaf, x.grad_fn is None)
         if x.is_leaf:

@@ -154,17 +154,21 @@ def channel_dim(op: Op, rank: int) -> int:
     return -1 if op.facts.get("channels_last") else min(1, rank - 1)
 
 
-def unwrap(model: Any) -> Any:
-    """The module inside a wrapper that would hide it."""
+def unwrap(model: Any) -> tuple[Any, torch.device | None]:
+    """The module inside a wrapper that would hide it, and the device that the wrapper sends inputs to."""
     if not callable(model):
         raise TypeError(f"model must be a module or a function of the inputs, not {model!r}")
+    device = None
     while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        if isinstance(model, nn.DataParallel):
+            device = model.src_device_obj if model.device_ids else None
+            model = model.module
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile's wrapper
             model = model._modules["_orig_mod"]
         else:
-            return model
+            return model, device
 
 
 def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Subject:
@@ -177,7 +181,10 @@ def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
-    return Subject(unwrap(model), tensors, tuple(args), dict(kwargs or {}), target)
+    inner, device = unwrap(model)
+    subject = Subject(inner, tensors, tuple(args), dict(kwargs or {}), target)
+    subject.device = device
+    return subject
 
 
 def _check_input(x: Any, first: Any) -> None:

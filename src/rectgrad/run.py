@@ -43,8 +43,8 @@ class Pass:
         with torch.inference_mode(False), torch.enable_grad():
             self.leaves = tuple(_leaf(x) for x in subject.inputs)
             # Copies, so that a model may write on its input and into the containers it is given.
-            inputs = tuple(leaf.clone() for leaf in self.leaves)
-            args, kwargs = copied(subject.args, _detached), copied(subject.kwargs, _detached)
+            inputs = tuple(leaf.to(subject.device or leaf.device, copy=True) for leaf in self.leaves)
+            args, kwargs = (copied(given, subject.given) for given in (subject.args, subject.kwargs))
             with tape:
                 self.outputs = subject.model(*inputs, *args, **kwargs)
         if self.region is not None:
@@ -126,6 +126,7 @@ class Subject:
         self.observe: Observe | None = None
         self.trace: Trace | None = None  # of the last pass
         self.region: Region | None = None
+        self.device: torch.device | None = None  # where the model is, if it sends its inputs there itself
         self.diagnosing = False  # the pass is run to find a fault: its own checks would do so for ever
         self._checked = False  # whether the inputs are known to be finite
         self.offset = 0  # of the first sample in what the caller gave
@@ -142,6 +143,11 @@ class Subject:
         other = Subject(self.model, inputs, self.args, self.kwargs, self.target)
         other._resolved = self.resolved()
         return other._like(self, self.offset)
+
+    def given(self, x: Tensor) -> Tensor:
+        """A tensor among the further arguments, as the model gets it."""
+        x = x.clone() if x.is_inference() else x.detach()
+        return x.to(self.device or x.device)
 
     def asking(self, target: Any) -> Subject:
         """Another question about the same inputs, answered from the same pass."""
@@ -164,7 +170,7 @@ class Subject:
 
     def _like(self, other: Subject, offset: int) -> Subject:
         self.observe, self.region, self.offset = other.observe, other.region, offset
-        self.diagnosing = other.diagnosing
+        self.diagnosing, self.device = other.diagnosing, other.device
         return self
 
     def watched(self, observe: Observe) -> Subject:
@@ -241,10 +247,6 @@ def _mixes(subject: Subject, passed: Pass) -> bool:
 def _leaf(x: Tensor) -> Tensor:
     x = x.detach()
     return (x.clone() if x.is_inference() else x).requires_grad_()
-
-
-def _detached(x: Tensor) -> Tensor:
-    return x.clone() if x.is_inference() else x.detach()
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
