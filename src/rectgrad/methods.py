@@ -111,8 +111,7 @@ class Deconv(Method):
 
 @dataclass(frozen=True)
 class RectGrad(Method):
-    """Rectified Gradient: gradient passes an activation where activation * gradient exceeds the layer's q-th
-    percentile.
+    """Gradient passes an activation where activation * gradient exceeds the layer's q-th percentile.
 
     q: percentile, 0 to 100. tau: a constant threshold instead. rule: what is compared (PR1 to PR4, mod).
     padding_trick: no gradient from outputs that saw zero padding. prr: max pooling shares gradient in

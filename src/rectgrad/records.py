@@ -16,8 +16,8 @@ from rectgrad.diagnose import warn
 from rectgrad.methods import Method
 from rectgrad.op import Op
 from rectgrad.preserve import preserved
-from rectgrad.propagate import Tape
 from rectgrad.run import Maps, Pass, Subject, UnsupportedModelError, copied, mixes_samples
+from rectgrad.tape import Tape
 from rectgrad.target import narrow
 from rectgrad.trace import Trace, module_names
 

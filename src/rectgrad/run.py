@@ -14,7 +14,7 @@ from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.op import Op
 from rectgrad.preserve import Region
-from rectgrad.propagate import Tape
+from rectgrad.tape import Tape
 from rectgrad.trace import Trace
 
 if TYPE_CHECKING:

@@ -1,0 +1,145 @@
+"""rectgrad compare"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
+
+import torch
+import typer
+from PIL import Image
+
+from rectgrad import files, image
+from rectgrad.cli import options as shared
+from rectgrad.cli.progress import progress
+from rectgrad.files import Source
+from rectgrad.methods import Method
+from rectgrad.metrics import gini
+
+compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+LABELS = ["as it is", "final threshold"]
+TITLES = {
+    "saliency": "saliency",
+    "gradient_x_input": "gradient x input",
+    "guided_backprop": "guided backprop",
+    "smoothgrad": "SmoothGrad",
+    "integrated_gradients": "integrated gradients",
+    "epsilon_lrp": "epsilon-LRP",
+    "deeplift": "DeepLIFT",
+    "rectgrad": "RectGrad",
+}
+
+
+@compare_app.command("compare")
+def compare(
+    images: shared.Images = None,
+    methods: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = ",".join(TITLES),
+    q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
+    target: shared.Target = None,
+    model: shared.ModelName = "efficientnet_lite0",
+    weights: shared.Weights = None,
+    labels: shared.Labels = None,
+    device: shared.Device = "auto",
+    out: shared.Out = Path("compared"),
+    together: Annotated[bool, typer.Option("--together", help="All photos on one sheet.")] = False,
+    dark: shared.Dark = False,
+) -> int:
+    """All methods on one sheet: as they are, and with the baselines' final threshold.
+
+    The final threshold sets everything below a map's own 95th percentile to zero; RectGrad goes without.
+    Red speaks for the class, blue against it. Several photos give one sheet each, and OUT/index.html.
+
+    Example: rectgrad compare cat.jpg --methods saliency,smoothgrad,rectgrad
+    """
+    chosen = shared.picture_methods(methods, q)
+    found = shared.photos_meant(images)
+    network = shared.network(model, weights, labels, device, target)
+    out.mkdir(parents=True, exist_ok=True)
+    files.sweep_parts(out)
+    done: list[Compared] = []
+    broken: list[str] = []
+    with progress(len(found), "comparing") as advance:
+        for source, photo in shared.readable(found, broken):
+            done.append(compared(network, chosen, source, photo, dark))
+            if not together:
+                files.save_picture(done[-1].sheet(dark), out / f"{source.name}.png")
+                done[-1].rows.clear()  # thousands of photos do not stay in memory
+            advance()
+    if done:
+        print(_finish(done, out, together, dark))
+    return shared.status(broken)
+
+
+class Compared(NamedTuple):
+    """One photo under every method: a row of maps as they are, one with the final threshold."""
+
+    name: str
+    caption: str
+    rows: list[list[image.Panel]]
+
+    def sheet(self, dark: bool) -> Image.Image:
+        return image.sheet(self.rows, self.caption, labels=LABELS, dark=dark)
+
+
+def _finish(done: list[Compared], out: Path, together: bool, dark: bool) -> Path:
+    """What to look at: the only sheet, the common one, or a page of all."""
+    if together:
+        rows = [row for each in done for row in each.rows]
+        labels = [label for each in done for label in (each.caption, LABELS[1])]
+        files.save_picture(image.sheet(rows, labels=labels, dark=dark), out / "compare.png")
+        return out / "compare.png"
+    if len(done) == 1:
+        return out / f"{done[0].name}.png"
+    files.save_text(index_page(done), out / "index.html")
+    return out / "index.html"
+
+
+def compared(
+    network: shared.Network, methods: dict[str, Method], source: Source, photo: Image.Image, dark: bool
+) -> Compared:
+    crop = network.model.crop(photo)
+    kept = network.record(crop)
+    chances = getattr(kept.outputs, "logits", kept.outputs).float().softmax(1)[0]
+    index = int(chances.argmax()) if network.target is None else network.target
+    planes = {name: image.plane(kept.attribute(method, index)[0]) for name, method in methods.items()}
+    cut = {n: p if n.startswith("rectgrad") else image.final_threshold(p) for n, p in planes.items()}
+    blank = image.Panel(Image.new("RGB", crop.size, image.PAGE[dark]), framed=False)
+    first = image.Panel(crop, "photo", " ", smooth=True)
+    caption = f"{network.model.label(index)}  {float(chances[index]):.0%}"
+    return Compared(source.name, caption, [[first, *_panels(planes, dark)], [blank, *_panels(cut, dark)]])
+
+
+def _panels(planes: dict[str, Any], dark: bool) -> list[image.Panel]:
+    scheme = "signed_dark" if dark else "signed"
+    return [
+        image.Panel(image.colour(plane, scheme), TITLES.get(name, name), f"Gini {_sparsity(plane):.2f}")
+        for name, plane in planes.items()
+    ]
+
+
+def _sparsity(plane: Any) -> float:
+    return float(gini(torch.from_numpy(plane).unsqueeze(0))[0])
+
+
+_STYLE = (
+    "body{font:16px system-ui;margin:2rem;background:#fff;color:#1c1d21}"
+    "img{max-width:100%}figure{margin:0 0 3rem}figcaption{margin-bottom:.5rem}"
+)
+
+
+def index_page(done: list[Compared]) -> str:
+    """One page with every sheet."""
+    sheets = "\n".join(_figure(each.name, each.caption) for each in done)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>rectgrad compare</title><style>{_STYLE}</style>\n"
+        f"<h1>{len(done)} photos compared</h1>\n{sheets}\n</html>\n"
+    )
+
+
+def _figure(name: str, caption: str) -> str:
+    text, source = html.escape(f"{name}: {caption}"), html.escape(quote(f"{name}.png"))
+    return f'<figure><figcaption>{text}</figcaption><img loading="lazy" alt="{text}" src="{source}"></figure>'

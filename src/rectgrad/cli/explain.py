@@ -1,0 +1,91 @@
+"""rectgrad explain"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rectgrad import files
+from rectgrad.catalog import as_method
+from rectgrad.cli import options as shared
+from rectgrad.cli.progress import progress
+from rectgrad.explain import Plan, explain
+from rectgrad.files import Source
+
+explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@explain_app.command("explain")
+@shared.with_method_options
+def explain_command(
+    images: shared.Images = None,
+    method: Annotated[str, typer.Option(help="See `rectgrad methods`.")] = "rectgrad",
+    target: shared.Target = None,
+    model: shared.ModelName = "efficientnet_lite0",
+    weights: shared.Weights = None,
+    labels: shared.Labels = None,
+    device: shared.Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Photos at a time.")] = 8,
+    out: shared.Out = Path("explained"),
+    maps: Annotated[str | None, typer.Option(help="Keep the raw maps: npy or npz.")] = None,
+    dark: shared.Dark = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each photo on stdout.")] = False,
+    *,
+    options: dict[str, Any],
+) -> int:
+    """Explain photos: what did the network look at?
+
+    Each photo gives OUT/NAME.png (photo, map, overlay), OUT/NAME.json (the class explained, the top 5) and,
+    with --maps, the raw map. What is already there is not done again; a run that was stopped goes on.
+
+    Example: rectgrad explain photos/ --method rectgrad --q 95 --maps npz --out explained
+    """
+    if maps not in (None, "npy", "npz"):
+        raise ValueError(f"--maps must be npy or npz, not {maps!r}")
+    chosen = as_method(method, options)
+    found = shared.photos_meant(images)
+    network = shared.network(model, weights, labels, device, target)
+    plan = Plan(network.model, chosen, out, network.target, maps, batch_size, network.device, dark)
+    out.mkdir(parents=True, exist_ok=True)
+    files.sweep_parts(out)
+    return report(plan, found, as_json)
+
+
+def report(plan: Plan, found: list[Source], as_json: bool) -> int:
+    """Explain and tell: a line for each photo, the broken ones at the end. Returns the exit status."""
+    broken: list[str] = []
+    lines: dict[str, Any] = {}
+
+    with progress(len(found), "explaining") as advance:
+
+        def done(source: Source, result: Any) -> None:
+            if isinstance(result, BaseException):
+                broken.append(str(result))
+            else:
+                lines[source.name] = result
+                if as_json:
+                    print(json.dumps(result, ensure_ascii=False), flush=True)
+            advance()
+
+        explain(plan, found, done)
+    ordered = [lines[source.name] for source in found if source.name in lines]
+    files.save_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered), plan.out / "explained.jsonl"
+    )
+    if not as_json:
+        _say(plan, ordered)
+    return shared.status(broken)
+
+
+def _say(plan: Plan, results: list[dict[str, Any]]) -> None:
+    """The last line is the path of what to look at."""
+    for result in results[:1] if len(results) == 1 else []:
+        for candidate in result["top5"]:
+            print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+    if len(results) > 1:
+        print(f"{len(results)} photos explained")
+    if results:
+        print(plan.out / results[0]["picture"] if len(results) == 1 else plan.out)

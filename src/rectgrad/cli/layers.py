@@ -1,0 +1,65 @@
+"""rectgrad layers"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+from torch import Tensor
+
+from rectgrad import files, image, photos
+from rectgrad.cli import options as shared
+from rectgrad.methods import Method
+from rectgrad.records import layer_attributions
+
+layers_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@layers_app.command("layers")
+def layers(
+    photo: Annotated[str | None, typer.Argument(help="A photo; none: the sample photo.")] = None,
+    methods: Annotated[str, typer.Option(help="Names, comma-separated.")] = "saliency,rectgrad",
+    q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
+    count: Annotated[int, typer.Option(min=2, help="Layers to show, evenly spaced.")] = 8,
+    target: shared.Target = None,
+    model: shared.ModelName = "efficientnet_lite0",
+    weights: shared.Weights = None,
+    labels: shared.Labels = None,
+    device: shared.Device = "auto",
+    out: shared.Out = Path("layers"),
+    dark: shared.Dark = False,
+) -> None:
+    """Attribution at each layer, from the output (left) to the input (right): where noise comes in.
+
+    Example: rectgrad layers cat.jpg --methods saliency,rectgrad
+    """
+    chosen = shared.picture_methods(methods, q)
+    (source,) = shared.photos_meant([photo] if photo else None)
+    picture = photos.read(source.path)
+    network = shared.network(model, weights, labels, device, target)
+    crop = network.model.crop(picture)
+    rows = [_row(layers_of(network, crop, method), count, crop, dark) for method in chosen.values()]
+    files.save_picture(
+        image.sheet(rows, labels=list(chosen), cell=160, dark=dark), out / f"{source.name}.png"
+    )
+    print(out / f"{source.name}.png")
+
+
+def layers_of(network: shared.Network, crop: Image.Image, method: Method) -> list[tuple[str, Tensor]]:
+    """The layers whose attribution is a picture."""
+    found = layer_attributions(network.model.module, network.inputs(crop), method, network.target)
+    return [(name, values[0]) for name, values in found if values[0].dim() == 2]
+
+
+def _row(found: list[tuple[str, Tensor]], count: int, crop: Image.Image, dark: bool) -> list[image.Panel]:
+    """Evenly spaced layers, and the photo at the end."""
+    step = max((len(found) - 1) / (count - 1), 1)
+    picked = [found[round(i * step)] for i in range(min(count, len(found)))]
+    scheme = "signed_dark" if dark else "signed"
+    panels = [
+        image.Panel(image.colour(values, scheme), name, " x ".join(map(str, values.shape)))
+        for name, values in picked
+    ]
+    return [*panels, image.Panel(crop, "photo", " ", smooth=True)]

@@ -1,0 +1,55 @@
+"""rectgrad methods, rectgrad models"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from rectgrad.catalog import METHODS
+from rectgrad.explain import name_of
+from rectgrad.methods import Method
+from rectgrad.models import MODELS
+
+methods_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+models_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@methods_app.command("methods")
+def methods(as_json: AsJson = False) -> None:
+    """The methods, what they do, and their options with defaults.
+
+    Example: rectgrad methods
+    """
+    if as_json:
+        print(json.dumps({name: _options(method) for name, method in METHODS.items()}))
+        return
+    for name, method in METHODS.items():
+        print(f"{name:22}{(method.__doc__ or '').strip().splitlines()[0]}")
+        options = "  ".join(f"--{key.replace('_', '-')} {value}" for key, value in _options(method).items())
+        if options:
+            print(f"{'':22}{options}")
+
+
+def _options(method: Method) -> dict[str, Any]:
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    return {key: name_of(v) if isinstance(v, Method) else v for key, v in values.items()}
+
+
+@models_app.command("models")
+def models(as_json: AsJson = False) -> None:
+    """The models and how to get them.
+
+    Example: rectgrad models
+    """
+    if as_json:
+        said = {n: {"description": s.description, "how": s.how, "extra": s.extra} for n, s in MODELS.items()}
+        print(json.dumps(said, ensure_ascii=False))
+        return
+    for name, source in MODELS.items():
+        print(f"{name:22}{source.description}")
+        print(f"{'':22}{source.how}")

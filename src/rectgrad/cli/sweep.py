@@ -1,0 +1,72 @@
+"""rectgrad sweep"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+
+from rectgrad import files, image
+from rectgrad.cli import options as shared
+from rectgrad.cli.progress import progress
+from rectgrad.methods import RectGrad
+from rectgrad.stream import batches
+
+sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@sweep_app.command("sweep")
+def sweep(
+    images: shared.Images = None,
+    q: Annotated[str, typer.Option(help="Percentiles, comma-separated.")] = "0,10,20,40,60,80,90,95,98,99",
+    target: shared.Target = None,
+    model: shared.ModelName = "efficientnet_lite0",
+    weights: shared.Weights = None,
+    labels: shared.Labels = None,
+    device: shared.Device = "auto",
+    out: shared.Out = Path("swept"),
+    dark: shared.Dark = False,
+) -> int:
+    """RectGrad at many thresholds: a row for each photo, tau = 0 first, then each q.
+
+    Example: rectgrad sweep cat.jpg --q 0,20,80,95,99
+    """
+    methods = {"tau = 0": RectGrad(tau=0.0, positive_only=False)}
+    methods |= {
+        f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
+    }
+    found = shared.photos_meant(images)
+    network = shared.network(model, weights, labels, device, target)
+    rows, names, broken = [], [], list[str]()
+    with progress(len(found), "sweeping") as advance:
+        for source, photo in shared.readable(found, broken):
+            rows.append(_row(network, methods, photo, dark))
+            names.append(source.name)
+            advance()
+    if rows:
+        shown = rows if len(rows) > 1 else list(batches(rows[0], 6))  # a single photo fills several rows
+        page = image.sheet(shown, labels=names if len(rows) > 1 else (), dark=dark)
+        files.save_picture(page, out / "sweep.png")
+        print(out / "sweep.png")
+    return shared.status(broken)
+
+
+def _row(
+    network: shared.Network, methods: dict[str, RectGrad], photo: Image.Image, dark: bool
+) -> list[image.Panel]:
+    crop = network.model.crop(photo)
+    kept = network.record(crop)
+    panels = [image.Panel(crop, "photo", smooth=True)]
+    for name, method in methods.items():
+        plane = image.plane(kept.attribute(method, network.target)[0])
+        panels.append(image.Panel(image.colour(plane, "signed_dark" if dark else "signed"), name))
+    return panels
+
+
+def _level(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--q must be numbers from 0 to 100, comma-separated; {text!r} is none") from None

@@ -1,0 +1,157 @@
+"""Photos to explanations: decode ahead, explain in batches, write each result whole, go on after a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rectgrad import files, image, photos
+from rectgrad.catalog import METHODS
+from rectgrad.files import Source
+from rectgrad.methods import Method
+from rectgrad.models import ImageModel
+from rectgrad.records import record
+from rectgrad.stream import ahead, batches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of every photo."""
+
+    model: ImageModel
+    method: Method
+    out: Path
+    target: int | None = None  # None: each photo's top class
+    maps: str | None = None  # "npy" or "npz": keep the raw maps
+    batch_size: int = 8
+    device: str = "cpu"
+    dark: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on; a result made with other settings is made again."""
+        return {
+            "model": self.model.name,
+            "method": name_of(self.method),
+            "options": {f.name: _plain(getattr(self.method, f.name)) for f in fields(self.method)},
+            "target": self.target,
+        }
+
+
+def name_of(method: Method) -> str:
+    """The name under which a method, or one of its kind, is listed."""
+    exact = [name for name, listed in METHODS.items() if listed == method]
+    return (exact or [name for name, listed in METHODS.items() if type(listed) is type(method)])[0]
+
+
+def _plain(value: Any) -> Any:
+    return name_of(value) if isinstance(value, Method) else value
+
+
+def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> None:
+    """Explain every photo; `done(source, result)` is told of each: the record, or the error of a bad file."""
+    plan.model.module.to(plan.device)
+    enough = 2 * max(plan.model.size)
+
+    def decode(source: Source) -> Image.Image:
+        return plan.model.crop(photos.read(source.path, enough))
+
+    ready = _readable(ahead(decode, _left(plan, sources, done), depth=2 * plan.batch_size), done)
+    for batch in batches(ready, plan.batch_size):
+        names, pictures = [source for source, _ in batch], [picture for _, picture in batch]
+        for source, result in zip(names, _explained(plan, pictures), strict=True):
+            done(source, _written(plan, source, *result))
+
+
+def _left(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
+    """The photos without a result of the same settings; the others are done."""
+    for source in sources:
+        known = files.load_json(plan.out / f"{source.name}.json")
+        if known and known.get("settings") == plan.settings() and _complete(plan, known):
+            done(source, known)
+        else:
+            yield source
+
+
+def _complete(plan: Plan, known: dict[str, Any]) -> bool:
+    names = [known.get("picture"), known.get("map")] if plan.maps else [known.get("picture")]
+    return all(name and (plan.out / name).exists() for name in names)
+
+
+def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Image.Image]]:
+    for source, future in results:
+        error = future.exception()
+        if error is None:
+            yield source, future.result()
+        elif isinstance(error, (photos.UnreadableImageError, MemoryError)):
+            done(source, error)
+        else:
+            raise error
+
+
+def _explained(plan: Plan, pictures: list[Image.Image]) -> Iterator[tuple[Image.Image, Tensor, Tensor]]:
+    """(photo as the network saw it, class probabilities, map) for each."""
+    inputs = torch.stack([plan.model.prepare(picture) for picture in pictures]).to(plan.device)
+    kept = record(plan.model.module, inputs)
+    scores = getattr(kept.outputs, "logits", kept.outputs)
+    maps = kept.attribute(plan.method, plan.target)
+    yield from zip(pictures, scores.float().softmax(1).cpu(), maps.float().cpu(), strict=True)
+
+
+def _written(
+    plan: Plan, source: Source, picture: Image.Image, chances: Tensor, values: Tensor
+) -> dict[str, Any]:
+    """Write one result; its JSON last, as the mark that it is complete."""
+    target = int(chances.argmax()) if plan.target is None else plan.target
+    result: dict[str, Any] = {
+        "image": str(source.path),
+        "target": _class(plan, chances, target),
+        "top5": [_class(plan, chances, int(i)) for i in chances.topk(min(5, len(chances))).indices],
+        "picture": f"{source.name}.png",
+        "settings": plan.settings(),
+    }
+    if plan.maps:
+        result["map"] = f"{source.name}.{plan.maps}"
+        files.save_array(values.numpy(), plan.out / result["map"])
+    files.save_picture(draw(plan, picture, values, result["target"]), plan.out / result["picture"])
+    files.save_json(result, plan.out / f"{source.name}.json")
+    return result
+
+
+def _class(plan: Plan, chances: Tensor, index: int) -> dict[str, Any]:
+    return {"index": index, "name": plan.model.label(index), "confidence": round(float(chances[index]), 4)}
+
+
+def draw(plan: Plan, picture: Image.Image, values: Tensor, target: dict[str, Any]) -> Image.Image:
+    """Photo, map and overlay side by side, with what was explained above them."""
+    height = picture.height * max(1, round(448 / picture.height))  # small crops are enlarged, whole pixels
+    flat = image.plane(values)
+    scheme = image.scheme_of(flat, plan.dark)
+    panels = [
+        image.Panel(picture, "photo", smooth=True),
+        image.Panel(image.colour(flat, scheme), title(plan.method)),
+        image.Panel(image.overlay(picture, flat, name=scheme), "overlay"),
+        image.Panel(image.bar(flat, height, plan.dark, scheme), framed=False),
+    ]
+    caption = f"{target['name']}  {target['confidence']:.0%}"
+    return image.sheet([panels], caption, cell=height, dark=plan.dark)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(_plain(value))
+
+
+def title(method: Method) -> str:
+    """A method's name with the options that differ from the listed ones."""
+    name = name_of(method)
+    changed = [
+        f"{f.name}={_short(getattr(method, f.name))}"
+        for f in fields(method)
+        if getattr(method, f.name) != getattr(METHODS[name], f.name)
+    ]
+    return " ".join([name.replace("_", " "), *changed])

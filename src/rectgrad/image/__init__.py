@@ -1,0 +1,31 @@
+"""Maps to pictures: colours, overlays, sheets of panels, figures for papers and notebooks."""
+
+from rectgrad.image.colour import (
+    cap,
+    colour,
+    colours,
+    final_threshold,
+    overlay,
+    plane,
+    scheme_of,
+    upsample,
+)
+from rectgrad.image.figure import figure, show
+from rectgrad.image.sheet import PAGE, Panel, bar, sheet
+
+__all__ = [
+    "PAGE",
+    "Panel",
+    "bar",
+    "cap",
+    "colour",
+    "colours",
+    "figure",
+    "final_threshold",
+    "overlay",
+    "plane",
+    "scheme_of",
+    "sheet",
+    "show",
+    "upsample",
+]

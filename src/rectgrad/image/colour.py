@@ -1,0 +1,106 @@
+"""One map to one picture: channels summed, outliers capped, values to colours.
+
+The conventions are the paper's: the sum over channels, capped at the 0.5th and 99.5th percentile, blue for
+negative, white for zero, red for positive, symmetric about zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+# Colours from the most negative value over zero to the most positive one. Zero is the colour of the page.
+COLOURS: dict[str, tuple[str, ...]] = {
+    "signed": ("#0b2a6f", "#2f62c9", "#93b4ee", "#ffffff", "#f3a08f", "#d1332b", "#6d0712"),
+    "signed_dark": ("#b9d2ff", "#5b8def", "#23407f", "#101114", "#7f2420", "#f0604d", "#ffd0c4"),
+    "unsigned": ("#ffffff", "#fbd2b4", "#f08a5d", "#c73a3a", "#5e0f2e"),
+    "unsigned_dark": ("#101114", "#4a1a5c", "#b03a5b", "#f08a4b", "#fff3c4"),
+}
+
+
+def plane(values: Any) -> np.ndarray:
+    """A map (C, H, W), (H, W) or a batch of one, as (H, W): the sum over its channels."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    array = np.asarray(values, dtype=np.float32)
+    if array.ndim == 4 and len(array) == 1:
+        array = array[0]
+    if array.ndim not in (2, 3):
+        raise ValueError(f"a map is (H, W) or (C, H, W), one at a time; got shape {array.shape}")
+    return array.sum(0) if array.ndim == 3 else array
+
+
+def final_threshold(values: Any, percentile: float = 95.0) -> np.ndarray:
+    """The map with everything below its own percentile set to zero (to the threshold, where that is
+    negative): what baselines are given to look as sparse as RectGrad."""
+    flat = plane(values)
+    threshold = np.percentile(flat, percentile)
+    return np.where(flat < threshold, min(threshold, 0.0), flat).astype(np.float32)
+
+
+def cap(values: Any, low: float = 0.5, high: float = 99.5) -> tuple[np.ndarray, float]:
+    """The map between its low and high percentile, and the largest absolute value left.
+
+    Where a percentile is 0 (a sparse map), the extreme value takes its place.
+    """
+    flat = plane(values)
+    bottom, top = np.percentile(flat, [low, high])
+    bottom, top = (bottom if bottom != 0 else flat.min()), (top if top != 0 else flat.max())
+    return np.clip(flat, min(bottom, 0), max(top, 0)), float(max(abs(bottom), abs(top)))
+
+
+def colours(name: str = "signed", count: int = 256) -> np.ndarray:
+    """A colour table (count, 3), 0 to 255."""
+    if name not in COLOURS:
+        raise ValueError(f"unknown colours {name!r}; there are {', '.join(COLOURS)}")
+    stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS[name]], dtype=np.float32)
+    at, of = np.linspace(0, 1, count), np.linspace(0, 1, len(stops))
+    return np.stack([np.interp(at, of, stops[:, i]) for i in range(3)], axis=1)
+
+
+def scheme_of(values: Any, dark: bool = False) -> str:
+    """Colours that suit a map: signed where it has negative values."""
+    return ("signed" if plane(values).min() < 0 else "unsigned") + ("_dark" if dark else "")
+
+
+def colour(values: Any, name: str | None = None, dark: bool = False) -> Image.Image:
+    """The map as a picture, pixel for pixel."""
+    name = name or scheme_of(values, dark)
+    table = colours(name)
+    return Image.fromarray(table[_index(values, name)].round().astype(np.uint8))
+
+
+def _index(values: Any, name: str) -> np.ndarray:
+    """Which of 256 colours each pixel takes."""
+    capped, limit = cap(values)
+    scaled = capped / limit if limit > 0 else capped
+    if name.startswith("signed"):
+        scaled = (scaled + 1) / 2
+    return (np.clip(scaled, 0, 1) * 255).round().astype(np.intp)
+
+
+def overlay(photo: Image.Image, values: Any, strength: float = 0.85, name: str | None = None) -> Image.Image:
+    """The map over a paler copy of the photo: the stronger a value, the less of the photo is seen."""
+    name = name or scheme_of(values)
+    capped, limit = cap(values)
+    weight = np.abs(capped) / limit if limit > 0 else np.zeros_like(capped)
+    alpha = _resized(np.sqrt(weight), photo.size)[..., None] * strength
+    tint = np.asarray(upsample(colour(values, name), photo.size), dtype=np.float32)
+    grey = np.asarray(photo.convert("L"), dtype=np.float32)[..., None]
+    pale = 0.55 * (0.75 * grey + 0.25 * np.asarray(photo.convert("RGB"), dtype=np.float32)) + 0.45 * 255
+    if name.endswith("dark"):
+        pale = (pale - 0.45 * 255) * 0.8
+    return Image.fromarray((pale * (1 - alpha) + tint * alpha).round().clip(0, 255).astype(np.uint8))
+
+
+def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    picture = Image.fromarray(values.astype(np.float32))
+    return np.asarray(picture.resize(size, Image.Resampling.BILINEAR)).clip(0, 1)
+
+
+def upsample(picture: Image.Image, size: tuple[int, int], smooth: bool = False) -> Image.Image:
+    """A picture at another size: whole pixels, or smoothed."""
+    kind = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    return picture if picture.size == size else picture.resize(size, kind)

@@ -1,0 +1,119 @@
+"""Sheets: rows of titled panels on one page, drawn with Pillow alone (fast enough for thousands)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from rectgrad.image.colour import cap, colours, scheme_of
+
+PAGE = {False: "#ffffff", True: "#101114"}
+INK = {False: "#1c1d21", True: "#e8e6e1"}
+FRAME = {False: "#e3e3e6", True: "#2c2d33"}
+FAINT = {False: "#6b6d76", True: "#9a9ca6"}
+GAP = 12
+
+
+class Panel(NamedTuple):
+    """A picture with a title above it; a second, fainter line under that."""
+
+    picture: Image.Image
+    title: str = ""
+    note: str = ""
+    framed: bool = True
+    smooth: bool = False  # enlarge without visible pixels: for photos, not for maps
+
+
+def font(size: int) -> Any:
+    return ImageFont.load_default(size=size)
+
+
+def bar(values: Any, height: int, dark: bool = False, name: str | None = None) -> Image.Image:
+    """A colour bar for `colour(values)`: the numbers at its ends are the map's own, after capping."""
+    name = name or scheme_of(values, dark)
+    limit = cap(values)[1]
+    low = -limit if name.startswith("signed") else 0.0
+    picture = Image.new("RGB", (92, height), PAGE[dark])
+    strip = np.repeat(colours(name, max(height - 16, 2))[::-1, None], 14, axis=1).round().astype(np.uint8)
+    picture.paste(Image.fromarray(strip), (0, 8))
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle((0, 8, 13, height - 9), outline=FAINT[dark])
+    ticks = {8: limit, height - 9: low} | ({height // 2: 0.0} if low else {})
+    for y, value in ticks.items():
+        draw.text((20, y), _number(value), fill=FAINT[dark], font=font(12), anchor="lm")
+    return picture
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def sheet(
+    rows: Sequence[Sequence[Panel]],
+    caption: str = "",
+    *,
+    labels: Sequence[str] = (),
+    cell: int | None = None,
+    dark: bool = False,
+) -> Image.Image:
+    """Rows of panels. `labels` stand left of the rows, `caption` above everything; `cell` is the height
+    of the pictures (None: that of the tallest)."""
+    height = cell or max(panel.picture.height for row in rows for panel in row)
+    scaled = [[_scaled(panel, height) for panel in row] for row in rows]
+    left = 0 if not labels else GAP + max(int(font(14).getlength(label)) for label in labels)
+    titles = 44 if any(panel.note for row in rows for panel in row) else 24
+    top = GAP + (30 if caption else 0)
+    widths = _columns(scaled)
+    width = left + GAP + sum(w + GAP for w in widths)
+    width = max(width, int(font(18).getlength(caption)) + 2 * GAP)
+    page = Image.new("RGB", (width, top + len(rows) * (titles + height + GAP)), PAGE[dark])
+    draw = ImageDraw.Draw(page)
+    draw.text((GAP, GAP), caption, fill=INK[dark], font=font(18))
+    for r, row in enumerate(scaled):
+        y = top + r * (titles + height + GAP)
+        if labels:
+            draw.text((GAP, y + titles + height // 2), labels[r], fill=INK[dark], font=font(14), anchor="lm")
+        for panel, x in zip(row, _starts(widths, left + GAP), strict=False):
+            _draw(draw, page, panel, x, y, titles, dark)
+    return page
+
+
+def _scaled(panel: Panel, height: int) -> Panel:
+    picture = panel.picture.convert("RGB")
+    if picture.height != height:
+        width = max(1, round(picture.width * height / picture.height))
+        whole_pixels = height > picture.height and not panel.smooth
+        kind = Image.Resampling.NEAREST if whole_pixels else Image.Resampling.LANCZOS
+        picture = picture.resize((width, height), kind)
+    return panel._replace(picture=picture)
+
+
+def _columns(rows: Sequence[Sequence[Panel]]) -> list[int]:
+    """Column widths: of the widest picture or title in each."""
+    count = max(len(row) for row in rows)
+    return [max(_width(row[i]) for row in rows if i < len(row)) for i in range(count)]
+
+
+def _width(panel: Panel) -> int:
+    lines = font(14).getlength(panel.title), font(12).getlength(panel.note)
+    return max(panel.picture.width, *(int(line) for line in lines))
+
+
+def _starts(widths: Sequence[int], x: int) -> list[int]:
+    starts = []
+    for width in widths:
+        starts.append(x)
+        x += width + GAP
+    return starts
+
+
+def _draw(draw: Any, page: Image.Image, panel: Panel, x: int, y: int, titles: int, dark: bool) -> None:
+    draw.text((x, y), panel.title, fill=INK[dark], font=font(14))
+    draw.text((x, y + 21), panel.note, fill=FAINT[dark], font=font(12))
+    page.paste(panel.picture, (x, y + titles))
+    if panel.framed:
+        box = (x - 1, y + titles - 1, x + panel.picture.width, y + titles + panel.picture.height)
+        draw.rectangle(box, outline=FRAME[dark])

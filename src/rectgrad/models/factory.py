@@ -1,0 +1,86 @@
+"""A model made by a function in somebody's own file: path/to/file.py:factory."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from rectgrad.models import weights
+from rectgrad.models.errors import ModelUnavailableError, reason
+from rectgrad.models.image_model import ImageModel
+
+# What most ImageNet networks expect; a factory that returns an ImageModel says otherwise.
+USUAL: dict[str, Any] = {
+    "size": (224, 224),
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_fraction": 0.875,
+}
+
+
+def from_file(name: str, file: Path | None) -> ImageModel:
+    """`name` is FILE.py:FACTORY; factory() returns an nn.Module or an ImageModel."""
+    path, _, factory = name.rpartition(":")
+    if name.endswith(".py") or not factory:
+        raise ValueError(
+            f"{name!r} names no factory; write FILE.py:FACTORY, a function that returns the network"
+        )
+    made = _made(Path(path), factory)
+    if isinstance(made, nn.Module):
+        made = ImageModel(name=name, module=made, labels=[], **USUAL)
+    if not isinstance(made, ImageModel):
+        raise TypeError(f"{name}() must return an nn.Module or an ImageModel, not {type(made).__name__}")
+    if file is not None:
+        weights.fill(made.module, weights.read(file), file)
+    return made
+
+
+def _made(path: Path, factory: str) -> Any:
+    if not path.is_file():
+        raise ModelUnavailableError(f"{str(path)!r}: there is no such file")
+    with _beside(path):
+        try:
+            module = _imported(path)
+        except Exception as error:
+            raise ModelUnavailableError(f"{path} does not import ({reason(error)})") from error
+        make = getattr(module, factory, None)
+        if not callable(make):
+            raise ValueError(f"{path} has no function {factory!r}; it has {_functions(module) or 'none'}")
+        try:
+            return make()
+        except Exception as error:
+            raise ModelUnavailableError(f"{path}: {factory}() failed ({reason(error)})") from error
+
+
+def _imported(path: Path) -> ModuleType:
+    name = str(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """As when Python runs a script: the files beside it can be imported."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _functions(module: ModuleType) -> str:
+    own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+    return ", ".join(key for key in own if not key.startswith("_"))

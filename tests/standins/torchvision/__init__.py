@@ -1,0 +1,1 @@
+"""The part of torchvision's interface that rectgrad uses, with a tiny network."""

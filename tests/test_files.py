@@ -1,0 +1,111 @@
+"""Which photos are meant, and files that are whole or not there."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from rectgrad import files
+from rectgrad.stream import ahead, batches
+
+
+def touch(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def test_folders_patterns_and_files(tmp_path):
+    touch(tmp_path, "a/one.jpg", "a/deep/two.PNG", "a/notes.txt", "b/three.jpg", "b/four.gif")
+    names = [s.name for s in files.sources([str(tmp_path / "a")])]
+    assert names == ["deep/two", "one"]
+    assert [s.name for s in files.sources([str(tmp_path / "b" / "*.jpg")])] == ["three"]
+    assert [s.name for s in files.sources([str(tmp_path / "a" / "notes.txt")])] == ["notes"]
+
+
+def test_two_files_never_share_a_name(tmp_path):
+    touch(tmp_path, "cat.jpg", "cat.png", "dog.png", "sub/cat.jpg")
+    sources = files.sources([str(tmp_path)])
+    assert len({s.name for s in sources}) == 4
+    assert [s.name for s in files.sources([str(tmp_path / "dog.png")])] == ["dog"]
+    twice = files.sources([str(tmp_path / "dog.png"), str(tmp_path)])
+    assert len(twice) == 4
+
+
+def test_same_file_names_in_two_places(tmp_path):
+    touch(tmp_path, "a/cat.jpg", "b/cat.jpg")
+    names = [s.name for s in files.sources([str(tmp_path / "a"), str(tmp_path / "b")])]
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize("argument", ["nowhere.jpg", "nothing-*.png"])
+def test_what_is_not_there_is_named(tmp_path, argument):
+    with pytest.raises(ValueError, match="no such file, folder or pattern"):
+        files.sources([str(tmp_path / argument)])
+
+
+def test_a_folder_without_images_says_what_was_looked_for(tmp_path):
+    with pytest.raises(ValueError, match=r"no images in the folder.*\.jpg"):
+        files.sources([str(tmp_path)])
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "result.txt"
+    files.save_text("first", path)
+
+    def interrupted():
+        with files.whole(path) as part:
+            part.write_text("half")
+            assert path.read_text() == "first"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["result.txt"]
+
+
+def test_leftovers_of_a_killed_run_go_away_and_those_of_a_live_one_stay(tmp_path):
+    dead = tmp_path / ".a.png.999999999.part"
+    alive = tmp_path / f".b.png.{os.getpid()}.part"
+    touch(tmp_path, dead.name, alive.name)
+    files.sweep_parts(tmp_path)
+    assert os.listdir(tmp_path) == [alive.name]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_arrays_come_back(tmp_path, suffix):
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    path = tmp_path / f"map.{suffix}"
+    files.save_array(values, path)
+    loaded = np.load(path)
+    assert np.array_equal(loaded["map"] if suffix == "npz" else loaded, values)
+
+
+def test_work_ahead_is_in_order_bounded_and_passes_errors_on():
+    started, finished = [], []
+
+    def slow(i):
+        started.append(i)
+        time.sleep(0.001 * (i % 3))
+        if i == 7:
+            raise ValueError("seven")
+        return i * i
+
+    most = 0
+    for item, future in ahead(slow, range(50), workers=3, depth=5):
+        most = max(most, len(started) - len(finished))
+        finished.append(item)
+        if item == 7:
+            assert isinstance(future.exception(), ValueError)
+        else:
+            assert future.result() == item * item
+    assert finished == list(range(50))
+    assert most <= 6
+
+
+def test_batches():
+    assert list(batches(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(batches([], 3)) == []

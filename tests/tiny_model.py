@@ -1,0 +1,23 @@
+"""A small network for the command line's tests: rectgrad explain --model tests/tiny_model.py:tiny"""
+
+import torch
+from torch import nn
+
+from rectgrad.models import ImageModel
+
+
+def tiny() -> ImageModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1352, 4),
+        ).eval()
+    labels = ["red cat", "green dog", "blue bird", "blue fish"]
+    return ImageModel(
+        "tiny", module, labels, size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3, crop_fraction=1.0
+    )
