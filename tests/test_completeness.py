@@ -426,6 +426,7 @@ INEXACT: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:DeepLIFT's map")
 @pytest.mark.parametrize("name", INEXACT)
 def test_an_op_without_an_exact_rule_is_listed(name):
     """The trace names the op to blame for a wrong sum, and it alone."""

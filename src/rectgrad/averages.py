@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rectgrad.baseline import baseline_rows, baselines, differences_times
-from rectgrad.methods import Method, Saliency
+from rectgrad.methods import Method, Saliency, generator_of
+from rectgrad.op import per_sample
 from rectgrad.options import check_baseline, choice, integer, number
 from rectgrad.run import Maps, Subject
 
@@ -44,7 +45,7 @@ class SmoothGrad(Method):
     def _copies(self, subject: Subject) -> Iterator[Subject]:
         scale = [self.noise * _range(x) for x in subject.inputs]
         for j in range(self.samples):
-            generator = torch.Generator("cpu").manual_seed(hash((self.seed, j)) & (2**63 - 1))
+            generator = generator_of(str(self.seed).encode(), str(j).encode())
             noise = [_normal(x, generator) for x in subject.inputs]
             noisy = zip(subject.inputs, scale, noise, strict=True)
             yield subject.at(tuple(x.detach() + s * e for x, s, e in noisy))
@@ -130,5 +131,5 @@ def _normal(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _range(x: Tensor) -> Tensor:
     """max - min of each sample, shaped to broadcast."""
-    flat = x.detach().flatten(1)
+    flat = per_sample(x.detach())
     return (flat.amax(1) - flat.amin(1)).reshape(-1, *(1,) * (x.dim() - 1))

@@ -54,7 +54,11 @@ def attention(op: Op) -> Tensor:
     mask = op.argument("attn_mask")
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return F.dropout(scores.softmax(-1), op.argument("dropout_p", 0.0)) @ value
+    # A query that may look at nothing gets zeros, as torch has it.
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    dropout = op.argument("dropout_p", 0.0)
+    return (F.dropout(weights, dropout) if dropout else weights) @ value
 
 
 def glu(op: Op) -> Tensor:
@@ -62,7 +66,7 @@ def glu(op: Op) -> Tensor:
     return value * gate.sigmoid()
 
 
-def norm(op: Op, x: Tensor | None = None, constant: bool = False) -> Tensor:
+def norm(op: Op, x: Tensor | None = None, constant: bool = False) -> Any:
     """Normalisation by its elementary steps: centre, square, mean, reciprocal root, product, scale.
     `constant`: what it divides by carries no gradient."""
     x = op.inputs[0] if x is None else x
@@ -71,7 +75,8 @@ def norm(op: Op, x: Tensor | None = None, constant: bool = False) -> Tensor:
         rows = rows - rows.mean(-1, keepdim=True)
     eps = op.argument("eps", torch.finfo(x.dtype).eps if op.name == "rms_norm" else 1e-5)
     scale = ((rows * rows).mean(-1, keepdim=True) + eps).rsqrt()
-    return _affine(op, (rows * (scale.detach() if constant else scale)).reshape(x.shape))
+    y = _affine(op, (rows * (scale.detach() if constant else scale)).reshape(x.shape))
+    return (y, None, None) if op.name == "native_layer_norm" and not constant else y
 
 
 def _groups(op: Op, x: Tensor) -> tuple[Tensor, bool]:
@@ -80,7 +85,7 @@ def _groups(op: Op, x: Tensor) -> tuple[Tensor, bool]:
         return x.reshape(x.shape[0], op.argument("num_groups"), -1), True
     if op.name == "instance_norm":
         return x.flatten(2), True
-    return x.flatten(-len(op.argument("normalized_shape"))), op.name == "layer_norm"
+    return x.flatten(-len(op.argument("normalized_shape"))), op.name != "rms_norm"
 
 
 def _affine(op: Op, y: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.op import Op
+from rectgrad.op import Op, per_sample
 from rectgrad.rules.rectified import score
 from rectgrad.threshold import percentile
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method, RectGrad
     from rectgrad.run import Maps, Pass, Subject
+    from rectgrad.trace import Trace
 
 
 def check_inputs(inputs: Maps) -> None:
@@ -88,7 +89,7 @@ def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None
 
     if not isinstance(method, RectGrad):
         return
-    zero = torch.stack([(x.flatten(1) == 0).all(1) for x in maps]).all(0)
+    zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
     if bool(zero.any()):
         sample = int(zero.nonzero()[0])
         sentence = _stopped_at(subject, method, sample)
@@ -115,6 +116,20 @@ def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
         return None
     op, s = found[-1]
     return f"layer {again.tape.trace.layer_of(op)!r} with {len(s)} units passed nothing {advice}"
+
+
+def warn_if_incomplete(subject: Subject, trace: Trace, difference: Tensor) -> None:
+    """DeepLIFT's contributions should sum to the difference of the scores: say where they do not."""
+    assert trace.completeness_error is not None
+    if subject.region is not None and any(module.training for module in subject.region.modules):
+        return  # batch statistics are no function of the sample, and that was said
+    wrong = trace.completeness_error.abs() > 0.05 * difference.abs() + 1e-4
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        total, right = float(difference[i] + trace.completeness_error[i]), float(difference[i])
+        plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
+        sums = f"DeepLIFT's map of sample {subject.offset + i} sums to {total:.4g} instead of {right:.4g}"
+        warn(f"{sums}{plain}; another baseline may do better")
 
 
 def warn(message: str) -> None:

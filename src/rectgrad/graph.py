@@ -54,14 +54,15 @@ class Written:
     """In-place ops on views: which of them together wrote all of the tensor they are views of."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, tuple[Tensor, Any]] = {}
+        # Written elements, the node of the first write, and the base itself, lest its address be used again.
+        self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def note(self, view: Tensor) -> None:
         base = view._base
         assert base is not None
         size = base.untyped_storage().nbytes() // base.element_size()
-        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn
-        written, first = self._parts.setdefault(storage_of(base), fresh)
+        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn, base
+        written, first, _ = self._parts.setdefault(storage_of(base), fresh)
         written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
         if bool(written.as_strided(base.shape, base.stride(), base.storage_offset()).all()):
             first.metadata[_COVERED] = True
@@ -124,20 +125,56 @@ def mark_last(scores: Tensor) -> None:
             waiting.extend(below(node))
 
 
-def mark_folded(nodes: Iterable[Any]) -> None:
-    """facts["folded"]: linear layers whose only reader adds a bias or is a batch norm; the two are one linear
-    map, as if the bias were the layer's own or the norm had been folded into the weights."""
+def mark_gates(nodes: Iterable[Any]) -> None:
+    """facts["gate"]: a ReLU6 of which only a sixth is read. That is a hard sigmoid, which squashes."""
+    gates = [node for node in nodes if (op := op_of(node)) is not None and op.family == "relu6"]
+    if not gates:
+        return
+    readers = _readers(nodes)
+    for node in gates:
+        op, reading = op_of(node), readers.get(node, [])
+        assert op is not None
+        op.facts["gate"] = len(reading) == 1 and _sixth(reading[0])
+
+
+def _sixth(node: Any) -> bool:
+    """Whether a node divides by 6."""
+    op, name = op_of(node), node.name().rstrip("0123456789")
+    if op is not None:
+        factor = op.args[1] if len(op.args) > 1 and op.data_count == 1 else None
+        name = {"div": "DivBackward", "mul": "MulBackward"}.get(op.family, "")
+    else:
+        factor = getattr(node, "_saved_other", None) if name in ("DivBackward", "MulBackward") else None
+    if not isinstance(factor, (int, float)) and not (isinstance(factor, Tensor) and factor.numel() == 1):
+        return False
+    return abs(float(factor) - (6 if name == "DivBackward" else 1 / 6)) < 1e-3
+
+
+def _readers(nodes: Iterable[Any]) -> dict[Any, list[Any]]:
+    """The nodes that read each node's result."""
     readers: dict[Any, list[Any]] = {}
     for node in nodes:
         for following in below(node):
             readers.setdefault(following, []).append(node)
+    return readers
+
+
+def mark_folded(nodes: Iterable[Any]) -> None:
+    """facts["folded"]: linear layers whose only reader adds a bias or is a batch norm; the two are one linear
+    map, as if the bias were the layer's own or the norm had been folded into the weights."""
+    readers = _readers(nodes)
     for node in readers:
         op = op_of(node)
-        if op is not None and op.family in _FOLDABLE and op.data_count == 1:
+        if op is not None and op.family in _FOLDABLE and _linear_in_one(op):
             reader = _only_reader(node, readers)
             op.facts["folded"] = reader is not None and (
                 reader.family == "batch_norm" or (reader.family == "add" and reader.data_count == 1)
             )
+
+
+def _linear_in_one(op: Op) -> bool:
+    """Whether one data tensor is all that an op reads, weights aside."""
+    return op.data_count == 1 or op.facts.get("constant", ()).count(False) == 1
 
 
 _FOLDABLE = ("conv", "conv_transpose", "linear", "matmul", "add")
@@ -155,14 +192,20 @@ def _only_reader(node: Any, readers: dict[Any, list[Any]]) -> Op | None:
     return None
 
 
-def mark_constant(nodes: Iterable[Any]) -> None:
+def mark_constant(nodes: Iterable[Any], leaves: Iterable[Tensor]) -> None:
     """facts["constant"]: for each input of a product, whether it depends on the network's input through a
-    softmax alone."""
+    softmax alone, or not at all (a weight computed before the call)."""
     weights: dict[Any, bool] = {}
     for node in nodes:
+        if hasattr(node, "variable"):
+            weights[node] = not any(node.variable is leaf for leaf in leaves)
+    for node in nodes:
         op = op_of(node)
-        if op is not None and op.family in ("mul", "matmul", "div"):
+        if op is not None and op.family in _PRODUCTS:
             op.facts["constant"] = tuple(_is_weight(f, weights) for f in below(node))
+
+
+_PRODUCTS = ("mul", "matmul", "div", "linear", "conv", "conv_transpose")
 
 
 def _is_weight(node: Any, known: dict[Any, bool]) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rectgrad import ops, rules
 from rectgrad.baseline import baseline_rows, baselines, differences_times
-from rectgrad.diagnose import check_inputs
-from rectgrad.op import Rules
+from rectgrad.diagnose import check_inputs, warn_if_incomplete
+from rectgrad.op import Rules, per_sample
 from rectgrad.options import check_baseline, choice, flags, integer, number
 from rectgrad.run import Maps, Pass, Subject
 
@@ -93,20 +93,11 @@ class GuidedBackprop(Method):
 
 
 @dataclass(frozen=True)
-class Deconv(Method):
+class Deconv(GuidedBackprop):
     """Gradient passes an activation where it is positive."""
-
-    multiply_by_input: bool = False
-    rectifies: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        flags(self, "multiply_by_input")
 
     def rules(self) -> Rules:
         return dict.fromkeys(ops.RECTIFIERS, rules.deconv())
-
-    def finish(self, raw: Maps, inputs: Maps) -> Maps:
-        return times(raw, inputs) if self.multiply_by_input else raw
 
 
 @dataclass(frozen=True)
@@ -202,8 +193,11 @@ class DeepLift(Method):
         scores = passed.scores(resolved)
         pair(passed, reference)
         raw = subject.finish(self, passed, scores)
-        total = sum(m.flatten(1).sum(1) for m in self.finish(raw, subject.inputs))
-        passed.tape.trace.completeness_error = total - (scores - baseline_scores).detach()
+        total = sum(per_sample(m).sum(1) for m in self.finish(raw, subject.inputs))
+        difference = (scores - baseline_scores).detach()
+        passed.tape.trace.completeness_error = total - difference
+        if not subject.diagnosing:
+            warn_if_incomplete(subject, passed.tape.trace, difference)
         return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
@@ -242,10 +236,17 @@ class RandomMap(Method):
 
     def _sample(self, x: Tensor) -> Tensor:
         values = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        digest = hashlib.blake2b(values, digest_size=8, salt=str(self.seed).encode()[:16]).digest()
-        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
+        generator = generator_of(str(self.seed).encode(), values)
         noise = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu")
         return noise.to(x.device, x.dtype)
+
+
+def generator_of(*parts: bytes) -> torch.Generator:
+    """A random generator that depends on its parts alone, on every machine."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest.digest(), "big") >> 1)
 
 
 def times(raw: Maps, inputs: Maps) -> Maps:

@@ -36,6 +36,13 @@ def fill(value: Any, data: Sequence[Tensor]) -> Any:
     return value
 
 
+def unshared(value: Any, storage: int) -> Any:
+    """`value` with copies of the tensors that lie in a storage."""
+    if type(value) in (list, tuple):
+        return type(value)(unshared(v, storage) for v in value)
+    return value.clone() if isinstance(value, Tensor) and storage_of(value) == storage else value
+
+
 class Current:
     """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
 
@@ -47,9 +54,10 @@ class Current:
         self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may go as soon as they were used
 
-    def look(self, R: Tensor) -> None:
+    def look(self, R: Tensor | None) -> None:
         """Remember enough of R to know at the end of the pass whether it was finite."""
-        self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
+        if R is not None:
+            self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
 
 
 class Op:
@@ -115,6 +123,11 @@ class Op:
             output = first(self.call(*leaves))
         return torch.autograd.grad(output, leaves, R, allow_unused=True)
 
+    def _of_relu6(self, R: Tensor) -> Tensor:
+        """The plain gradient of a ReLU6, from its output: its input may not have been kept."""
+        ceiling = self.argument("max_val", self.argument("max", 6.0))
+        return torch.where((self.output > 0) & (self.output < ceiling), R, 0)
+
     def run(self, data: Sequence[Tensor], keep_inputs: bool) -> Any:
         """Run the op and remember what its rule may ask for."""
         heavy = self.family in _HEAVY
@@ -131,16 +144,10 @@ class Op:
 
     def unshare(self, storage: int) -> None:
         """Keep copies of what lies in a storage that is about to be written."""
-
-        def kept(x: Any) -> Any:
-            if type(x) in (list, tuple):
-                return type(x)(kept(v) for v in x)
-            return x.clone() if isinstance(x, Tensor) and storage_of(x) == storage else x
-
-        self.inputs = kept(self.inputs)
-        self._output = kept(self._output)
-        self.args = kept(self.args)
-        self.kwargs = {k: kept(v) for k, v in self.kwargs.items()}
+        self.inputs = unshared(self.inputs, storage)
+        self._output = unshared(self._output, storage)
+        self.args = unshared(self.args, storage)
+        self.kwargs = {k: unshared(v, storage) for k, v in self.kwargs.items()}
 
     def release(self) -> None:
         self.inputs, self._output, self._local, self._leaves = (), None, None, ()
@@ -148,13 +155,13 @@ class Op:
     def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
         """R by the rule in force for this family, or by the plain gradient."""
         current = self.current
-        rule = current.rules.get(self.family)
+        rule = None if self.facts.get("gate") else current.rules.get(self.family)
         if current.observe is not None:
             current.observe(self, R)
         current.look(R)
         if rule is None:
             self.rule = "plain"
-            return self.vjp(R)
+            return (self._of_relu6(R),) if self.facts.get("gate") else self.vjp(R)
         current.ran.add(self.family)
         self.rule = getattr(rule, "__name__", type(rule).__name__)
         result = rule(self, R)
@@ -169,6 +176,11 @@ def first(result: Any) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """x in float32 at least."""
     return x.float() if x.element_size() < 4 else x
+
+
+def per_sample(x: Tensor) -> Tensor:
+    """x with one row for each sample."""
+    return x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
 
 
 def storage_of(x: Tensor) -> int:

@@ -34,8 +34,8 @@ FAMILIES: dict[str, str] = {
     "linear": "linear",
     "matmul": "matmul mm bmm mv dot vdot inner outer ger addmm addbmm baddbmm addmv einsum tensordot "
     "bilinear chain_matmul",
-    "batch_norm": "batch_norm",
-    "norm": "layer_norm group_norm instance_norm rms_norm",
+    "batch_norm": "batch_norm _native_batch_norm_legit_no_training",
+    "norm": "layer_norm native_layer_norm group_norm instance_norm rms_norm",
     "max_pool": "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
     "max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
     "adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices",
@@ -96,6 +96,9 @@ SIGNATURES: dict[str, str] = {
     "hardtanh": "input min_val max_val",
     "threshold": "input threshold value",
     "constant_pad_nd": "input pad value",
+    "pad": "input pad mode value",
+    "native_layer_norm": "input normalized_shape weight bias eps",
+    "_native_batch_norm_legit_no_training": "input weight bias running_mean running_var momentum eps",
     "softmax": "input dim dtype",
     "log_softmax": "input dim dtype",
     "_softmax": "input dim half_to_float",
@@ -256,6 +259,7 @@ def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
         if name == "hardtanh"
         else (argument("min"), argument("max"))
     )
+    low, high = (x.item() if torch.is_tensor(x) and x.numel() == 1 else x for x in (low, high))
     if torch.is_tensor(low) or torch.is_tensor(high) or low != 0:
         return "squash" if name == "hardtanh" else "unary"
     if high is None or high == float("inf"):

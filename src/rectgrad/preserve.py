@@ -79,13 +79,17 @@ class Header:
         x = self.tensor
         if x.grad_fn is not None and not self._asks and not x._is_view():
             x.detach_()  # it was written with values that depend on the input
-        moved = x.data_ptr() != self._data.data_ptr() or x.stride() != self._data.stride()
-        if moved or x.shape != self._data.shape:
+        if x.layout == torch.strided and not x.is_nested and _place(x) != _place(self._data):
             x.data = self._data
         if x.is_leaf and x.requires_grad != self._asks:
             x.requires_grad_(self._asks)
         if x.is_leaf and x.grad is not self.grad:
             x.grad = self.grad
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Where a tensor's values lie."""
+    return x.data_ptr(), x.shape, x.stride()
 
 
 _CONTAINERS = (dict, list, set, deque)
@@ -188,24 +192,30 @@ class Region:
     """One call: the snapshot it shares with other threads on the same model, and its own keeper."""
 
     _guard = threading.Lock()
-    _active: dict[int, tuple[Snapshot, list[int]]] = {}  # noqa: RUF012 - shared on purpose
+    _active: dict[Any, tuple[Snapshot, list[int]]] = {}  # noqa: RUF012 - shared on purpose
 
-    def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor]) -> None:
-        self._key = id(model)
+    def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> None:
+        self._device, self._random = device, _random_state(device)
+        # Several functions around one module share its state.
+        self._key = frozenset(map(id, modules_in(model))) or id(model)
         with self._guard:
-            self._snapshot, self._users = self._active.setdefault(self._key, (Snapshot(model), [0]))
+            if self._key not in self._active:
+                self._active[self._key] = Snapshot(model), [0]
+            self._snapshot, self._users = self._active[self._key]
             self._users[0] += 1
         self._own = Snapshot(target if callable(target) else None)
         self.modules = self._snapshot.modules
         self.keeper = Keeper([*self._snapshot.tensors, *self._own.tensors, *tensors])
 
     def restore(self) -> None:
-        """Back to the beginning, for the next pass; attributes only where nobody else is in the middle."""
+        """Back to the beginning, random numbers included, for the next pass; attributes only where nobody
+        else is in the middle."""
         with self._guard:
             if self._users[0] == 1:
                 self._snapshot.restore()
         self._own.restore()
         self.keeper.restore()
+        _set_random_state(self._device, self._random)
 
     def close(self) -> None:
         try:
@@ -220,13 +230,11 @@ class Region:
 @contextlib.contextmanager
 def preserved(model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> Iterator[Region]:
     """Attributes, buffers, submodules and the random state as before, whatever happens inside."""
-    states = _random_state(device)
-    region = Region(model, target, tensors)
+    region = Region(model, target, tensors, device)
     try:
         yield region
     finally:
         region.close()
-        _set_random_state(device, states)
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def record(
     kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
     subject = _subject(model, inputs, None, forward_args, forward_kwargs)
+    subject.inputs = tuple(x.detach().clone() for x in subject.inputs)  # the caller may write on his
     with left_as_found(subject):
         _warn_training(subject)
         return Record(subject, isinstance(inputs, tuple))
@@ -131,22 +132,26 @@ def layer_attributions(
         if subject.n > 1 and mixes_samples(subject, Pass(subject, Tape(ops.RECTIFIERS, decompose=()))):
             parts = [subject.rows(i, i + 1) for i in range(subject.n)]
         found = [_layers(part, method.rows(i, i + part.n, subject.inputs)) for i, part in enumerate(parts)]
+    kinds = {tuple((name, value.shape[1:]) for name, value in pairs) for pairs in found}
+    if len(kinds) > 1:
+        raise ValueError("the samples take different ways through the model; ask for one sample at a time")
     return [(pairs[0][0], torch.cat([value for _, value in pairs])) for pairs in zip(*found, strict=True)]
 
 
 def _layers(subject: Subject, method: Method) -> list[tuple[str, Tensor]]:
     seen: list[tuple[Op, Tensor]] = []
+    n = subject.n
 
     def observe(op: Op, R: Tensor) -> None:
         if op.family in ops.RECTIFIERS:
             product = (op.output * R).mean(channel_dim(op, len(op.output.shape)))
-            seen.append((op, product if product.shape[:1] == (subject.n,) else product.unsqueeze(0)))
+            seen.append((op, product if product.shape[:1] == (n,) else product.unsqueeze(0)))
 
     subject.observe = observe
     method.raw(subject)
     assert subject.trace is not None
-    layer = subject.trace.layer_of
-    return [(layer(op), value) for op, value in seen]
+    layers = subject.trace.layers_of_ops()
+    return [(layers[id(op)], value) for op, value in seen]
 
 
 def channel_dim(op: Op, rank: int) -> int:
@@ -279,5 +284,8 @@ def _modules(subject: Subject) -> list[nn.Module]:
 
 
 def _warn_training(subject: Subject) -> None:
-    if any(module.training for module in _modules(subject)):
+    # A traced or exported program is full of containers that say so without meaning it.
+    containers = (torch.fx.GraphModule,)
+    meant = (m for m in _modules(subject) if type(m) is not nn.Module and not isinstance(m, containers))
+    if any(module.training for module in meant):
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

@@ -15,7 +15,7 @@ from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.op import Op
 from rectgrad.preserve import Region
 from rectgrad.tape import Tape
-from rectgrad.trace import Trace
+from rectgrad.trace import Row, Trace
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
@@ -34,11 +34,10 @@ class Pass:
     def __init__(self, subject: Subject, tape: Tape) -> None:
         self.n = len(subject.inputs[0])
         self.mixes: bool | None = None  # see mixes_samples
-        self.lock = threading.Lock()
-        self.tape, self.region = tape, subject.region
+        self.lock = threading.RLock()  # held from scores to maps: both leave traces on the tape
+        self.tape = tape
         tape.foreign_leaves, tape.current.batch = True, self.n
-        if self.region is not None:
-            tape.keeper = self.region.keeper
+        tape.keeper = subject.region.keeper if subject.region is not None else None
         tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
         with torch.inference_mode(False), torch.enable_grad():
             self.leaves = tuple(_leaf(x) for x in subject.inputs)
@@ -47,8 +46,9 @@ class Pass:
             args, kwargs = (copied(given, subject.given) for given in (subject.args, subject.kwargs))
             with tape:
                 self.outputs = subject.model(*inputs, *args, **kwargs)
-        if self.region is not None:
-            self.region.restore()
+        if subject.region is not None:
+            subject.region.restore()
+        self.length = tape.length()
 
     def scores(self, target: targets.Scores) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
@@ -81,10 +81,7 @@ class Pass:
                         scores, self.leaves, ones, retain_graph=not once, allow_unused=True
                     )
             except RuntimeError as error:
-                if "Checkpointing is not compatible with .grad()" not in str(error):
-                    raise
-                sentence = "reentrant checkpointing; call checkpoint with use_reentrant=False"
-                raise _unsupported(method, sentence) from None
+                raise _in_our_words(error, method, once) from None
             finally:
                 current.rules, current.observe = {}, None
             self.sums, ran = current.sums, current.ran
@@ -102,11 +99,12 @@ class Pass:
         hidden = graph.hidden_part(nodes, self.tape.trace) if method.rules() else None
         if hidden:
             raise _unsupported(method, hidden)
+        graph.mark_gates(nodes)
         if "last" in method.facts:
             graph.mark_last(scores)
         if "folded" in method.facts:
+            graph.mark_constant(nodes, self.leaves)
             graph.mark_folded(nodes)
-            graph.mark_constant(nodes)
         if observed:
             graph.mark_channels(nodes)
 
@@ -212,7 +210,12 @@ class Subject:
             del passed
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
             return tuple(torch.cat(part) for part in zip(*parts, strict=True))
-        return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
+        with passed.lock:
+            passed.tape.keeper = self.region.keeper if self.region is not None else None
+            try:
+                return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
+            finally:
+                passed.tape.truncate(passed.length)  # what a callable target added
 
     def finish(self, method: Method, passed: Pass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
@@ -232,16 +235,34 @@ def mixes_samples(subject: Subject, passed: Pass) -> bool:
 
 
 def _mixes(subject: Subject, passed: Pass) -> bool:
-    n = passed.n
+    n, rows = passed.n, [row for row in passed.tape.trace.rows if row.shape]
     shapes = [op.output.shape for op in passed.rectified()]
-    if any(not shape or shape[0] != n for shape in shapes):
+    if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
         return True
-    training = isinstance(subject.model, nn.Module) and subject.model.training
-    if training or not any(n in shape[1:] for shape in shapes):
+    if not any(n in shape[1:] for shape in shapes) and not any(_turned(row, n) for row in rows):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
-    alone = Pass(subject.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
+    try:
+        alone = Pass(subject.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
+    except Exception:
+        return (
+            False  # no single sample is taken by batch norm in training mode, or by a program of fixed size
+        )
     return any(op.output.shape[0] != 1 for op in alone.rectified())
+
+
+def _by_chance(row: Row, n: int) -> bool:
+    """Some of the rows of a tensor that has other rows than samples, as many as there are samples."""
+    picked = row.name in ("__getitem__", "index_select", "masked_select", "take_along_dim", "gather")
+    return picked and len(row.source) == len(row.shape) and row.source[0] != n and row.shape[0] == n
+
+
+def _turned(row: Row, n: int) -> bool:
+    """Dimensions change places, and more than one of them may be the samples."""
+    return row.name in _TURNING and n in row.shape[1:]
+
+
+_TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum".split())
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -265,6 +286,15 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         except TypeError:
             return value
     return value
+
+
+def _in_our_words(error: RuntimeError, method: Method, once: bool) -> RuntimeError:
+    """What autograd's error means here; the error itself where it means nothing special."""
+    if "Checkpointing is not compatible with .grad()" in str(error):
+        return _unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
+    if not once and "modified by an inplace operation" in str(error):
+        return RuntimeError("the model or its input was changed after it was recorded; record it again")
+    return error
 
 
 def _unsupported(method: Method, part: str) -> UnsupportedModelError:

@@ -61,8 +61,7 @@ class Tape(TorchFunctionMode):
         data: list[Tensor] = []
         args = tuple(self._prepare(a, data) for a in args)
         kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()}
-        if spec.family in ("batch_norm", "norm") and self.keeper is not None:
-            args, kwargs = _own_statistics(spec, args, kwargs)
+        args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
     def _prepare(self, value: Any, data: list[Tensor]) -> Any:
@@ -122,10 +121,22 @@ class Tape(TorchFunctionMode):
         if op.result_type not in (tuple, list) and isinstance(result, tuple):
             result = op.result_type(result)
         self.ops.append(op)
-        self.trace.rows.append(Row(op.name, op.module, tuple(op.output.shape), op.family, len(data), op))
+        shape, source = tuple(op.output.shape), tuple(data[0].shape)
+        self.trace.rows.append(Row(op.name, op.module, shape, op.family, len(data), source, op))
         for x in (*op.inputs, op.output, *(a for a in op.args if isinstance(a, Tensor))):
             self._holders.setdefault(storage_of(x), []).append(op)
         return result
+
+    def length(self) -> tuple[int, int]:
+        return len(self.ops), len(self.trace.rows)
+
+    def truncate(self, length: tuple[int, int]) -> None:
+        """Forget what was recorded after `length` was taken."""
+        late = set(map(id, self.ops[length[0] :]))
+        del self.ops[length[0] :], self.trace.rows[length[1] :]
+        if late:
+            for storage, holding in list(self._holders.items()):
+                self._holders[storage] = [op for op in holding if id(op) not in late]
 
     def _native(
         self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor], inplace: bool
@@ -134,13 +145,14 @@ class Tape(TorchFunctionMode):
         if inplace:
             kwargs["inplace"] = True
         self._before_write(spec, args, kwargs, inplace)
-        with identity_hooks(), _writable(args):
+        with identity_hooks(), _writable(args), _differentiable_recurrence(spec.name, data):
             result = func(*args, **kwargs)
         if data and spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
         if data and isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
             shape = tuple(first(result).shape)
-            self.trace.rows.append(Row(spec.name, calling_module(), shape, spec.family, len(data)))
+            source = tuple(data[0].shape)
+            self.trace.rows.append(Row(spec.name, calling_module(), shape, spec.family, len(data), source))
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 first(result).register_hook(self.current.look)  # its zeros may hide an infinity
         return result
@@ -151,10 +163,18 @@ class Tape(TorchFunctionMode):
             row = Row(spec.name, calling_module(), (), spec.family, 0, function=function)
             self.trace.hidden.append(row)
         self._before_write(spec, args, kwargs, _out_of_place(spec, args, kwargs)[2])
-        if spec.family in ("batch_norm", "norm") and self.keeper is not None:
-            args, kwargs = _own_statistics(spec, args, kwargs)
+        args, kwargs = self._own_statistics(spec, args, kwargs)
         with _writable(args):
             return func(*args, **kwargs)
+
+    def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Running statistics as copies: in training mode the layer would update the model's own."""
+        if spec.family not in ("batch_norm", "norm") or self.keeper is None:
+            return args, kwargs
+        own = dict.fromkeys(_STATISTICS, _cloned)
+        named = zip(spec.names, args, strict=False)
+        args = (*(own.get(name, _same)(a) for name, a in named), *args[len(spec.names) :])
+        return args, {k: own.get(k, _same)(v) for k, v in kwargs.items()}
 
     def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
         if spec.writes or inplace:
@@ -186,21 +206,9 @@ def _out_of_place(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dic
     return args, kwargs, False
 
 
-def _own_statistics(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Running statistics as copies: in training mode the layer would update the model's own."""
-    args = (
-        tuple(
-            a.clone() if name in _STATISTICS and isinstance(a, Tensor) else a
-            for name, a in zip(spec.names, args, strict=False)
-        )
-        + args[len(spec.names) :]
-    )
-    kwargs = {k: v.clone() if k in _STATISTICS and isinstance(v, Tensor) else v for k, v in kwargs.items()}
-    return args, kwargs
-
-
 def _differentiable(result: Any) -> bool:
-    result = first(result) if result is not None and not (isinstance(result, tuple) and not result) else None
+    if isinstance(result, (tuple, list)):
+        result = result[0] if result else None
     return isinstance(result, Tensor) and result.requires_grad
 
 
@@ -210,8 +218,19 @@ def _writable(args: tuple) -> Any:
     return torch.inference_mode() if made_there else contextlib.nullcontext()
 
 
-def _same(x: Tensor) -> Tensor:
+def _differentiable_recurrence(name: str, data: list[Tensor]) -> Any:
+    """cuDNN's recurrent networks have a backward pass in training mode alone."""
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data and data[0].is_cuda:
+        return torch.backends.cudnn.flags(enabled=False)
+    return contextlib.nullcontext()
+
+
+def _same(x: Any) -> Any:
     return x
+
+
+def _cloned(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
 
 
 def identity_hooks() -> Any:

@@ -25,6 +25,7 @@ class Row(NamedTuple):
     shape: tuple[int, ...]
     family: str | None
     inputs: int  # how many data tensors it takes
+    source: tuple[int, ...] = ()  # shape of the first of them
     op: Op | None = None  # None: not recorded, so always the plain gradient
     function: str | None = None  # the custom autograd.Function it was called in
 
@@ -57,11 +58,13 @@ class Trace:
                 labels[i] = f"{label}#{met[label]}"
         return labels
 
+    def layers_of_ops(self) -> dict[int, str]:
+        """The layer of each recorded op, by the op's id."""
+        rows = zip(self.rows, self.layers(), strict=True)
+        return {id(row.op): layer for row, layer in rows if row.op is not None}
+
     def layer_of(self, op: Op) -> str:
-        for row, layer in zip(self.rows, self.layers(), strict=True):
-            if row.op is op:
-                return layer
-        return op.name
+        return self.layers_of_ops().get(id(op), op.name)
 
     def plain(self) -> list[str]:
         """Ops that are not linear and passed by their plain derivative: where a method that claims

@@ -6,13 +6,14 @@ exact: the multipliers times the differences of the inputs sum to the difference
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.op import Op, Rule
+from rectgrad.op import Op, Rule, Slot
 
 SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
 
@@ -37,10 +38,19 @@ def rescale(op: Op, R: Tensor) -> Any:
     """(f(x) - f(x0)) / (x - x0), unit by unit."""
     if op.data_count > 1 or op.output.shape != op.inputs[0].shape:
         return op.vjp(R)
-    dx = op.inputs[0] - _reference(op).inputs[0]
-    dy = op.output - _reference(op).output
+    x, x0, y, y0 = op.inputs[0], _reference(op).inputs[0], op.output, _reference(op).output
+    if op.name in SECANTS:
+        return R * SECANTS[op.name](x, x0, y, y0)
     (derivative,) = op.vjp_at(_midpoints(op), R)
-    return torch.where(dx.abs() < SMALL, derivative, R * dy / dx)
+    return torch.where((x - x0).abs() < SMALL, derivative, R * (y - y0) / (x - x0))
+
+
+# Where the quotient has a form without differences, there is nothing to cancel.
+SECANTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "square": lambda x, x0, y, y0: x + x0,
+    "reciprocal": lambda x, x0, y, y0: -y * y0,
+    "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
+}
 
 
 def product(op: Op, R: Tensor) -> Any:
@@ -89,14 +99,18 @@ def division(op: Op, R: Tensor) -> Any:
     with torch.enable_grad():
         ends = [((x + x0) / 2).requires_grad_(), ((1 / y + 1 / y0) / 2).requires_grad_()]
         grad_x, grad_r = torch.autograd.grad(torch.mul(*ends), ends, R)
-    grads = (grad_x, grad_r * (-1 / (y * y0)))
-    picked = [g for g, i in zip(grads, order, strict=True) if type(op.args[i]).__name__ == "Slot"]
-    return tuple(reversed(picked)) if op.name == "rdiv" else tuple(picked)
+    grads = dict(zip(order, (grad_x, grad_r * (-1 / (y * y0))), strict=True))
+    return tuple(grads[i] for i in (0, 1) if type(_given(op, i)) is Slot)
+
+
+def _given(op: Op, i: int) -> Any:
+    """The i-th operand as it was passed, a slot where it is data."""
+    return op.args[i] if i < len(op.args) else op.kwargs[("input", "other")[i]]
 
 
 def _operand(op: Op, i: int, like: Tensor) -> Tensor:
-    value = op.args[i]
-    if type(value).__name__ == "Slot":
+    value = _given(op, i)
+    if type(value) is Slot:
         return op.inputs[value]
     return value if torch.is_tensor(value) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
