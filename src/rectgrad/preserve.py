@@ -223,7 +223,8 @@ class Region:
         finally:
             with self._guard:
                 self._users[0] -= 1
-                if not self._users[0]:
+                if not self._users[0]:  # the last one out puts everything back
+                    self._snapshot.restore()
                     self._active.pop(self._key, None)
 
 
