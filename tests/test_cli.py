@@ -1,5 +1,6 @@
 """The command line as people use it: results, errors in one line, interruptions, floods of strange files."""
 
+import io
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import rectgrad
 from rectgrad import cli, files, photos
 from rectgrad.catalog import METHODS
 from rectgrad.cli import COMMANDS
+from rectgrad.cli.progress import progress
 from rectgrad.explain import Plan, explain
 from rectgrad.models import load
 
@@ -371,3 +373,37 @@ def test_every_public_name_is_there():
     assert all(hasattr(rectgrad, name) for name in rectgrad.__all__)
     assert set(rectgrad.__all__) <= set(dir(rectgrad))
     assert torch.is_tensor(rectgrad.attribute(lambda x: x.square().sum(1), torch.rand(2, 3), "saliency"))
+
+
+def test_progress_is_plain_lines_off_a_terminal(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress(40, "explaining") as advance:
+        for _ in range(40):
+            now[0] += 1
+            advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "explaining: 10/40, 1/s, 30 s left",
+        "explaining: 20/40, 1/s, 20 s left",
+        "explaining: 30/40, 1/s, 10 s left",
+        "explaining: 40/40, 1/s",
+    ]
+
+
+def test_progress_is_a_bar_with_rate_and_time_left_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress(3, "explaining") as advance:
+        for _ in range(3):
+            advance()
+    assert "explaining" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+    assert "/s" in screen.getvalue()
+    assert "0:00:00" in screen.getvalue()

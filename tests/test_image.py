@@ -99,8 +99,11 @@ def test_the_colour_bar_names_the_capped_range():
     assert image.bar(values, 100).size[1] == 100
 
 
-def test_a_notebook_shows_the_figure_that_show_returns():
-    photo = Image.new("RGB", (30, 30))
-    figure = image.show(torch.rand(3, 30, 30), photo, "cat")
+def test_a_notebook_shows_what_show_returns():
+    photo = Image.new("RGB", (30, 30), "teal")
+    figure = image.figure(torch.rand(3, 30, 30), photo, "cat")
     assert len(figure.axes) == 4
     assert figure._suptitle.get_text() == "cat"
+    shown = image.show(torch.rand(3, 30, 30), photo, "cat")
+    assert shown._repr_png_()[:4] == b"\x89PNG"
+    assert (np.asarray(shown.convert("RGB")) == (0, 128, 128)).all(-1).any()

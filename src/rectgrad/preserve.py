@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import random
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -28,8 +29,9 @@ LONGEST = 10_000  # members of a container that is looked into; a longer one is 
 class Snapshot:
     """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
 
-    def __init__(self, root: Any = None) -> None:
+    def __init__(self, root: Any) -> None:
         self._contents: list[tuple[Any, Any]] = []
+        self._empty: list[dict] = []
         self._headers: list[Header] = []
         self.modules: list[nn.Module] = []
         waiting, met = list[Any](modules_in(root)), set[int]()
@@ -58,9 +60,15 @@ class Snapshot:
             self._contents.append((value, value.copy()))
         if not isinstance(value, (*_CONTAINERS, tuple)) or len(value) > LONGEST:
             return ()
-        return value.values() if isinstance(value, dict) else value
+        inside = [v for v in (value.values() if isinstance(value, dict) else value) if type(v) not in _ATOMS]
+        # A module has some twenty containers for hooks, nearly always empty.
+        self._empty += [v for v in inside if type(v) in _DICTS and not v]
+        return [v for v in inside if type(v) not in _DICTS or v]
 
     def restore(self) -> None:
+        for container in self._empty:
+            if container:
+                container.clear()
         for container, content in self._contents:
             if not _unchanged(container, content):
                 _refill(container, content)
@@ -93,6 +101,8 @@ def _place(x: Tensor) -> tuple[Any, ...]:
 
 
 _CONTAINERS = (dict, list, set, deque)
+_DICTS = (dict, OrderedDict)
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
 
 
 def _has_attributes(value: Any) -> bool:
@@ -138,14 +148,14 @@ def _unchanged(container: Any, content: Any) -> bool:
     """Same members in the same order, compared by identity: tensors do not compare."""
     if len(container) != len(content):
         return False
+    if isinstance(container, dict):
+        same = all(map(operator.is_, container.values(), content.values()))
+        return same and list(container) == list(content)
     if isinstance(container, np.ndarray):
         return bool((container == content).all())
-    if isinstance(container, dict):
-        pairs = zip(container.items(), content.items(), strict=True)
-        return all(a[0] is b[0] and a[1] is b[1] for a, b in pairs)
     if isinstance(container, set):
         return container == content
-    return all(a is b for a, b in zip(container, content, strict=True))
+    return all(map(operator.is_, container, content))
 
 
 def _refill(container: Any, content: Any) -> None:
@@ -178,13 +188,14 @@ class Keeper:
         if storage in self._owned and storage not in self._copies:
             if not self._copies:
                 self._lock.enter_context(_writing)
-            self._copies[storage] = [(x, x.detach().clone()) for x in self._owned[storage]]
+            kept = [x.data for x in self._owned[storage]]  # as they lie there now, whatever x becomes
+            self._copies[storage] = [(x, x.clone()) for x in kept]
 
     def restore(self) -> None:
         with self._lock, torch.no_grad():
             for x, copy in (pair for pairs in self._copies.values() for pair in pairs):
                 with torch.inference_mode(x.is_inference()):
-                    x.data.copy_(copy)
+                    x.copy_(copy)
             self._copies.clear()
 
 
@@ -203,9 +214,10 @@ class Region:
                 self._active[self._key] = Snapshot(model), [0]
             self._snapshot, self._users = self._active[self._key]
             self._users[0] += 1
-        self._own = Snapshot(target if callable(target) else None)
+        self._own = Snapshot(target) if callable(target) else None
         self.modules = self._snapshot.modules
-        self.keeper = Keeper([*self._snapshot.tensors, *self._own.tensors, *tensors])
+        own = self._own.tensors if self._own is not None else []
+        self.keeper = Keeper([*self._snapshot.tensors, *own, *tensors])
 
     def restore(self) -> None:
         """Back to the beginning, random numbers included, for the next pass; attributes only where nobody
@@ -213,13 +225,17 @@ class Region:
         with self._guard:
             if self._users[0] == 1:
                 self._snapshot.restore()
-        self._own.restore()
+        self._restore_own()
+
+    def _restore_own(self) -> None:
+        if self._own is not None:
+            self._own.restore()
         self.keeper.restore()
         _set_random_state(self._device, self._random)
 
     def close(self) -> None:
         try:
-            self.restore()
+            self._restore_own()
         finally:
             with self._guard:
                 self._users[0] -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,9 +40,11 @@ def figure(
     return page
 
 
-def show(values: Any, photo: Image.Image | None = None, title: str = "", **options: Any) -> Figure:
-    """One call in a notebook: the last line of a cell shows the figure it returns."""
-    return figure(values, photo, title, **options)
+def show(values: Any, photo: Image.Image | None = None, title: str = "", **options: Any) -> Image.Image:
+    """One call in a notebook: the last line of a cell shows the picture it returns, in every notebook."""
+    drawn = io.BytesIO()
+    figure(values, photo, title, **options).savefig(drawn, format="png", dpi=120)
+    return Image.open(drawn)
 
 
 def _map(page: Figure, axis: Any, values: Any, name: str, dark: bool) -> None:
