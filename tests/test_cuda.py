@@ -93,3 +93,28 @@ def test_the_random_state_of_the_device_is_untouched():
     with pytest.warns(UserWarning, match="training mode"):
         rectgrad.attribute(model, inputs.cuda(), "saliency", target=1)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_networks_have_a_gradient_in_eval_mode(kind):
+    """cuDNN's own have none; and a ReLU inside one is out of a rule's reach."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self, **options):
+            super().__init__()
+            self.rnn = kind(5, 8, batch_first=True, **options)
+            self.head = torch.nn.Linear(8, 30)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0][:, -1]).relu()
+
+    torch.manual_seed(0)
+    model, x = Reader().double().eval(), torch.randn(2, 6, 5, dtype=torch.float64)
+    expected = rectgrad.attribute(model, x, "guided_backprop", 3)
+    maps = rectgrad.attribute(model.cuda(), x.cuda(), "guided_backprop", 3)
+    assert (maps.cpu() - expected).abs().max() <= 1e-9
+    if kind is torch.nn.RNN:
+        model = Reader(nonlinearity="relu").double().eval().cuda()
+        with pytest.raises(rectgrad.UnsupportedModelError, match="ReLU"):
+            rectgrad.attribute(model, x.cuda(), "rectgrad", 3)
