@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rectgrad.methods import RandomMap as RandomMap
     from rectgrad.methods import RectGrad as RectGrad
     from rectgrad.methods import Saliency as Saliency
+    from rectgrad.passes import UnsupportedModelError as UnsupportedModelError
     from rectgrad.records import Record as Record
     from rectgrad.records import attribute as attribute
     from rectgrad.records import layer_attributions as layer_attributions
     from rectgrad.records import record as record
-    from rectgrad.run import UnsupportedModelError as UnsupportedModelError
     from rectgrad.tape import propagate as propagate
     from rectgrad.target import contrast as contrast
 
@@ -45,8 +45,8 @@ _HOME = {
         "RectGrad",
         "Saliency",
     ),
+    "passes": ("UnsupportedModelError",),
     "records": ("Record", "attribute", "layer_attributions", "record"),
-    "run": ("UnsupportedModelError",),
     "tape": ("propagate",),
     "target": ("contrast",),
 }

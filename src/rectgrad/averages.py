@@ -13,7 +13,8 @@ from rectgrad.baseline import baseline_rows, baselines, differences_times
 from rectgrad.methods import Method, Saliency, generator_of
 from rectgrad.op import per_sample
 from rectgrad.options import check_baseline, choice, integer, number
-from rectgrad.run import Maps, Subject
+from rectgrad.passes import Maps
+from rectgrad.subject import Subject
 
 
 @dataclass(frozen=True)

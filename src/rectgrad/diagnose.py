@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.op import Op, per_sample
+from rectgrad.passes import Maps, Pass
 from rectgrad.rules.rectified import score
 from rectgrad.threshold import percentile
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method, RectGrad
-    from rectgrad.run import Maps, Pass, Subject
+    from rectgrad.subject import Subject
     from rectgrad.trace import Trace
 
 
@@ -51,8 +52,6 @@ def _what(x: Tensor) -> str:
 
 def _find(subject: Subject, method: Method, outputs: Tensor) -> None:
     """Run again, looking at every tensor. Returns where all are finite: a sum alone overflowed."""
-    from rectgrad.run import Pass
-
     again = subject.watched(_look)
     forward = Pass(again, again.tape_for(method))
     for op in forward.tape.ops:
@@ -85,22 +84,18 @@ def _look(op: Op, R: Tensor) -> None:
 
 def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None:
     """Say which layer stopped a map that is zero, and what would let something through."""
-    from rectgrad.methods import RectGrad
-
-    if not isinstance(method, RectGrad):
+    if not method.thresholds:
         return
     zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
     if bool(zero.any()):
         sample = int(zero.nonzero()[0])
-        sentence = _stopped_at(subject, method, sample)
+        sentence = _stopped_at(subject, cast("RectGrad", method), sample)
         if sentence:
             warn(f"the map of sample {subject.offset + sample} is zero: {sentence}")
 
 
 def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
     """The last layer that the sample's gradient reached: it let none through."""
-    from rectgrad.run import Pass
-
     if subject.passed is None:
         subject, sample = subject.rows(sample, sample + 1), 0
     again = subject.passed or Pass(subject, subject.tape_for(method))

@@ -18,7 +18,8 @@ from rectgrad.baseline import baseline_rows, baselines, differences_times
 from rectgrad.diagnose import check_inputs, warn_if_incomplete
 from rectgrad.op import Rules, per_sample
 from rectgrad.options import check_baseline, choice, flags, integer, number
-from rectgrad.run import Maps, Pass, Subject
+from rectgrad.passes import Maps, Pass
+from rectgrad.subject import Subject
 
 PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
 
@@ -28,6 +29,7 @@ class Method:
     """A plain gradient, unless a subclass says otherwise."""
 
     rectifies: ClassVar[bool] = False  # an error where no rule ran: never a silent plain gradient
+    thresholds: ClassVar[bool] = False  # a layer may pass nothing, which is worth a warning
     families: ClassVar[frozenset[str]] = frozenset()  # recorded besides those with a rule
     decompose: ClassVar[tuple[str, ...]] = ()  # families to see the inside of
     facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask of the graph: see graph.py
@@ -119,6 +121,7 @@ class RectGrad(Method):
     positive_only: bool = True
     interpolation: str = "nearest"
     rectifies: ClassVar[bool] = True
+    thresholds: ClassVar[bool] = True
     families: ClassVar[frozenset[str]] = frozenset({"pad"})
 
     def __post_init__(self) -> None:

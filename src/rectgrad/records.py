@@ -15,8 +15,9 @@ from rectgrad.catalog import as_method
 from rectgrad.diagnose import warn
 from rectgrad.methods import Method
 from rectgrad.op import Op
+from rectgrad.passes import Maps, Pass, UnsupportedModelError, copied
 from rectgrad.preserve import preserved
-from rectgrad.run import Maps, Pass, Subject, UnsupportedModelError, copied, mixes_samples
+from rectgrad.subject import Subject, mixes_samples
 from rectgrad.tape import Tape
 from rectgrad.target import narrow
 from rectgrad.trace import Trace, module_names
@@ -187,9 +188,7 @@ def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
     if kwargs is not None and not isinstance(kwargs, dict):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
-    subject = Subject(inner, tensors, tuple(args), dict(kwargs or {}), target)
-    subject.device = device
-    return subject
+    return Subject(inner, tensors, tuple(args), dict(kwargs or {}), target, device=device)
 
 
 def _check_input(x: Any, first: Any) -> None:

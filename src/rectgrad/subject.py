@@ -1,0 +1,165 @@
+"""What a method explains: a model on some inputs, for a target. Methods ask it for gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad import target as targets
+from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
+from rectgrad.passes import Maps, Observe, Pass, copied
+from rectgrad.preserve import Region
+from rectgrad.tape import Tape
+from rectgrad.trace import Row, Trace
+
+if TYPE_CHECKING:
+    from rectgrad.methods import Method
+
+
+@dataclass
+class Subject:
+    model: Any
+    inputs: Maps
+    args: tuple
+    kwargs: dict[str, Any]
+    target: Any
+    passed: Pass | None = None  # a recorded pass to answer from
+    settled: targets.Scores | None = None  # the target, once a class left open is known
+    observe: Observe | None = None  # sees R at every rectified activation
+    region: Region | None = None
+    device: torch.device | None = None  # where the model is, if it sends its inputs there itself
+    offset: int = 0  # of the first sample in what the caller gave
+    diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
+    checked: bool = False  # whether the inputs are known to be finite
+    trace: Trace | None = field(default=None, init=False)  # of the last pass
+
+    @property
+    def n(self) -> int:
+        return len(self.inputs[0])
+
+    def at(self, inputs: Maps) -> Subject:
+        """The same question at other inputs: a class left open stays that of the clean inputs."""
+        if not self.checked:
+            check_inputs(self.inputs)
+            self.checked = True
+        return replace(self, inputs=inputs, passed=None, settled=self.resolved(), checked=False)
+
+    def asking(self, target: Any) -> Subject:
+        """Another question about the same inputs, answered from the same pass."""
+        return replace(self, target=target, settled=None)
+
+    def watched(self, observe: Observe) -> Subject:
+        """The same question in fresh passes that record every op, to find a fault."""
+        return replace(self, passed=None, observe=observe, diagnosing=True)
+
+    def rows(self, start: int, stop: int) -> Subject:
+        """Some of the samples."""
+        n = self.n
+
+        def cut(x: Tensor) -> Tensor:
+            return x[start:stop] if x.dim() > 0 and x.shape[0] == n else x
+
+        return replace(
+            self,
+            inputs=tuple(x[start:stop] for x in self.inputs),
+            args=copied(self.args, cut),
+            kwargs=copied(self.kwargs, cut),
+            target=targets.narrow(self.target, start, stop, n),
+            passed=None,
+            settled=self.settled.rows(start, stop) if self.settled is not None else None,
+            offset=self.offset + start,
+        )
+
+    def given(self, x: Tensor) -> Tensor:
+        """A tensor among the further arguments, as the model gets it."""
+        x = x.clone() if x.is_inference() else x.detach()
+        return x.to(self.device or x.device)
+
+    def tape_for(self, method: Method) -> Tape:
+        """A tape that records what the method's rules need, and what is looked at besides."""
+        rules = method.rules()
+        outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
+        families = frozenset(rules) | method.families
+        if self.diagnosing:
+            families |= frozenset(ops.FAMILIES)
+        elif self.observe is not None:
+            families |= ops.RECTIFIERS
+        return Tape(families, outputs_only, method.decompose)
+
+    def resolved(self, outputs: Any = None) -> targets.Scores:
+        if self.settled is None:
+            if outputs is None and self.passed is not None:
+                outputs = self.passed.outputs
+            if outputs is None and not callable(self.target):
+                outputs = self.outputs()
+            self.settled = targets.resolve(self.target, outputs, self.n)
+        return self.settled
+
+    def outputs(self) -> Any:
+        """The model's outputs, without recording anything."""
+        return Pass(self, Tape((), decompose=())).outputs
+
+    def backward(self, method: Method) -> Maps:
+        """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
+        passed = self.passed or Pass(self, self.tape_for(method))
+        if method.per_sample and self.n > 1 and mixes_samples(self, passed):
+            if self.settled is None and not callable(self.target):
+                self.resolved(passed.outputs)
+            del passed
+            parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
+            return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+        with passed.lock:
+            passed.adopt(self.region)
+            try:
+                return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
+            finally:
+                passed.tape.truncate(passed.length)  # what a callable target added
+
+    def finish(self, method: Method, passed: Pass, scores: Tensor) -> Maps:
+        """The backward pass and its checks."""
+        self.trace = passed.tape.trace
+        maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
+        if not self.diagnosing:
+            check_finite(self, method, passed, scores, maps)
+            warn_if_nothing_passed(self, method, maps)
+        return maps
+
+
+def mixes_samples(subject: Subject, passed: Pass) -> bool:
+    """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
+    if passed.mixes is None:
+        passed.mixes = _mixes(subject, passed)
+    return passed.mixes
+
+
+def _mixes(subject: Subject, passed: Pass) -> bool:
+    n, rows = passed.n, [row for row in passed.tape.trace.rows if row.shape]
+    shapes = [op.output.shape for op in passed.rectified()]
+    if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
+        return True
+    if not any(n in shape[1:] for shape in shapes) and not any(_turned(row, n) for row in rows):
+        return False
+    # The size alone does not tell samples from channels or positions: one sample alone does.
+    try:
+        alone = Pass(subject.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
+    except Exception:
+        return False  # batch norm in training mode and programs of fixed size take no single sample
+    return any(op.output.shape[0] != 1 for op in alone.rectified())
+
+
+def _by_chance(row: Row, n: int) -> bool:
+    """Some of the rows of a tensor that has other rows than samples, as many as there are samples."""
+    picked = row.name in ("__getitem__", "index_select", "masked_select", "take_along_dim", "gather")
+    return picked and len(row.source) == len(row.shape) and row.source[0] != n and row.shape[0] == n
+
+
+def _turned(row: Row, n: int) -> bool:
+    """Dimensions change places, and more than one of them may be the samples."""
+    return row.name in _TURNING and n in row.shape[1:]
+
+
+_TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum".split())
