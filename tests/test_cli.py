@@ -102,6 +102,80 @@ def test_what_is_done_is_not_done_again_unless_the_settings_change(run, tmp_path
     assert [json.loads(line)["picture"] for line in lines] == ["a.png", "b.png"]
 
 
+def test_a_changed_photo_or_changed_weights_are_explained_again(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    code = tmp_path / "net.py"
+    code.write_text((HERE / "tiny_model.py").read_text())
+    common = ("explain", cat, "--q", "60", "--out", "r", "--model", f"{code}:tiny")
+    run(*common)
+    first = json.loads(Path("r/cat.json").read_text())
+    run("explain", tmp_path, *common[2:])
+    assert json.loads(Path("r/cat.json").read_text()) == first
+    code.write_text(code.read_text().replace("manual_seed(0)", "manual_seed(7)"))
+    run(*common)
+    second = json.loads(Path("r/cat.json").read_text())
+    assert second["top5"] != first["top5"]
+    photo(cat, seed=9)
+    run(*common)
+    assert json.loads(Path("r/cat.json").read_text())["top5"] != second["top5"]
+    stamp = Path("r/cat.png").stat().st_mtime_ns
+    run(*common, "--again")
+    assert Path("r/cat.png").stat().st_mtime_ns != stamp
+
+
+def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
+    photo(tmp_path / "a.png")
+    photo(tmp_path / "b.png", seed=1)
+    _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
+    assert "2 photos explained" in out
+    _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
+    assert "2 photos explained, 2 of them before" in out
+    photo(tmp_path / "c.png", seed=2)
+    run("explain", "c.png", "--model", TINY, "--q", "60")
+    assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
+
+
+def test_options_of_the_averaged_method(run, tmp_path):
+    options = ("--method", "smoothgrad", "--over", "rectgrad", "--samples", "2", "--q", "60", "--json")
+    status, _, _ = run("explain", photo(tmp_path / "a.png"), "--model", TINY, *options, "--maps", "npy")
+    assert status == 0
+    model = load(TINY)
+    inputs = model.prepare(model.crop(photos.read(tmp_path / "a.png")))[None]
+    inner = rectgrad.RectGrad(q=60)
+    expected = rectgrad.attribute(model.module, inputs, "smoothgrad", over=inner, samples=2)[0]
+    assert np.allclose(np.load("explained/a.npy"), expected.numpy(), atol=1e-6)
+
+
+def test_no_arguments_and_the_version(run):
+    status, out, _ = run()
+    assert status == 0
+    assert "Commands:" in out
+    assert len(out.splitlines()) > 10
+    _, out, _ = run("--version")
+    assert out.strip() == rectgrad.__version__
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="needs signals")
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "photos"
+    for i in range(200):
+        photo(folder / f"p{i:03}.png", seed=i)
+    command = [sys.executable, "-m", "rectgrad", "explain", str(folder), "--model", TINY, "--q", "60"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "rectgrad: stopped; run the same command again to go on"
+
+
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_sheets_of_one_photo_and_of_a_folder(run, tmp_path, command):
     photo(tmp_path / "photos" / "a.png")
@@ -179,6 +253,8 @@ ERRORS = {
     "ambiguous class": (["explain", "--model", TINY, "--target", "blue"], "blue bird"),
     "class out of range": (["explain", "--model", TINY, "--target", "7"], "7"),
     "bad device": (["explain", "--model", TINY, "--device", "quantum"], "quantum"),
+    "empty name": (["explain", ""], "empty"),
+    "too few names": (["explain", "--model", TINY, "--labels", "taken", "photo.png"], "1 class names for 4"),
     "bad maps": (["explain", "--maps", "csv"], "npy or npz"),
     "bad batch size": (["explain", "--batch-size", "0"], "batch-size"),
     "bad sweep": (["sweep", "--q", "1,two"], "'two'"),
@@ -193,6 +269,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, name):
     arguments, words = ERRORS[name]
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").write_text("text")
+    photo(tmp_path / "photo.png")
     before = sorted(os.listdir(tmp_path))
     status, out, err = run(*arguments)
     assert status == 2
@@ -212,7 +289,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_part(run, tmp_path, monkeypatch):
     assert status == 2
     assert "No space left" in err
     assert len(err.splitlines()) == 1
-    assert list(Path("r").iterdir()) == []
+    assert not Path("r").exists() or list(Path("r").iterdir()) == []
 
 
 def test_an_unforeseen_fault_keeps_its_traceback(monkeypatch):

@@ -40,6 +40,19 @@ def test_same_file_names_in_two_places(tmp_path):
     assert len(set(names)) == 2
 
 
+def test_results_hidden_files_and_other_names_are_left_alone(tmp_path):
+    """A new photo renames only the one it clashes with."""
+    touch(tmp_path, "a.png", "b.png", "out/a.png", ".hidden/c.png", ".d.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    names = {s.name for s in files.sources([str(tmp_path)], but=tmp_path / "out")}
+    assert names == {"a", "b", "gone"}
+    touch(tmp_path, "a.jpg")
+    names = {s.name for s in files.sources([str(tmp_path)], but=tmp_path / "out")}
+    assert names == {"a.png", "a.jpg", "b", "gone"}
+    with pytest.raises(ValueError, match="empty"):
+        files.sources([""])
+
+
 @pytest.mark.parametrize("argument", ["nowhere.jpg", "nothing-*.png"])
 def test_what_is_not_there_is_named(tmp_path, argument):
     with pytest.raises(ValueError, match="no such file, folder or pattern"):

@@ -41,7 +41,7 @@ def test_the_trace_prints_op_layer_shape_and_rule():
     kept.attribute("guided_backprop", target=0)
     assert str(kept.trace).splitlines() == [
         "op       layer  shape    rule",
-        "conv2d   0      1×2×4×4  plain",
+        "conv     0      1×2×4×4  plain",
         "relu     1      1×2×4×4  guided",
         "flatten  2      1×32     plain",
         "linear   3      1×3      plain",
@@ -73,6 +73,23 @@ def test_steps_without_an_exact_rule_are_listed():
 def test_an_unknown_family_is_named(rules):
     with pytest.raises(ValueError, match=r"unknown op family.*relu"), rectgrad.propagate(rules):
         pass
+
+
+def test_a_rule_that_meets_nothing_says_so():
+    with (
+        pytest.warns(UserWarning, match=r"none of gelu was met, only .*relu"),
+        rectgrad.propagate({"gelu": print}),
+    ):
+        small()(torch.randn(1, 1, 4, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("wrong", [lambda op, R: None, lambda op, R: R[:, :1], lambda op, R: (R, R)])
+def test_a_rule_that_returns_something_else_is_named(wrong):
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    with rectgrad.propagate({"relu": wrong}):
+        score = small()(x)[0, 0]
+    with pytest.raises(ValueError, match=r"the rule '<lambda>' returned .* of relu in ReLU"):
+        score.backward()
 
 
 def test_a_rule_must_be_callable():

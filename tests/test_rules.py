@@ -100,6 +100,7 @@ def test_own_padding_same_padding_and_separate_padding_agree(dims):
     assert torch.allclose(added_up, gradient(rules, wide, x), atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:no rule will act")
 def test_what_does_not_count_as_zero_padding():
     """Reflection, cropping, padding by another value, padding of channels, transposed convolutions."""
     torch.manual_seed(0)

@@ -32,6 +32,8 @@ class Plan:
     batch_size: int = 8
     device: str = "cpu"
     dark: bool = False
+    made_from: tuple = ()  # marks of the files that the model came from
+    again: bool = False  # do what is done once more
 
     def settings(self) -> dict[str, Any]:
         """What a result depends on; a result made with other settings is made again."""
@@ -40,6 +42,7 @@ class Plan:
             "method": name_of(self.method),
             "options": {f.name: _plain(getattr(self.method, f.name)) for f in fields(self.method)},
             "target": self.target,
+            "made_from": list(self.made_from),
         }
 
 
@@ -53,8 +56,10 @@ def _plain(value: Any) -> Any:
     return name_of(value) if isinstance(value, Method) else value
 
 
-def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> None:
-    """Explain every photo; `done(source, result)` is told of each: the record, or the error of a bad file."""
+def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> int:
+    """Explain every photo; `done(source, result)` is told of each: the record, or the error of a bad file.
+    Returns how many were explained now; the others had been before."""
+    fresh = 0
     plan.model.module.to(plan.device)
     enough = 2 * max(plan.model.size)
 
@@ -66,16 +71,24 @@ def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any],
         names, pictures = [source for source, _ in batch], [picture for _, picture in batch]
         for source, result in zip(names, _explained(plan, pictures), strict=True):
             done(source, _written(plan, source, *result))
+            fresh += 1
+    return fresh
 
 
 def _left(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
     """The photos without a result of the same settings; the others are done."""
     for source in sources:
-        known = files.load_json(plan.out / f"{source.name}.json")
-        if known and known.get("settings") == plan.settings() and _complete(plan, known):
+        known = None if plan.again else files.load_json(plan.out / f"{source.name}.json")
+        if known and _same_question(plan, source, known) and _complete(plan, known):
             done(source, known)
         else:
             yield source
+
+
+def _same_question(plan: Plan, source: Source, known: dict[str, Any]) -> bool:
+    """Whether a result was made of this very photo with these settings."""
+    photo = files.mark(source.path) if source.path.exists() else None
+    return known.get("settings") == plan.settings() and known.get("photo") == photo
 
 
 def _complete(plan: Plan, known: dict[str, Any]) -> bool:
@@ -99,8 +112,14 @@ def _explained(plan: Plan, pictures: list[Image.Image]) -> Iterator[tuple[Image.
     inputs = torch.stack([plan.model.prepare(picture) for picture in pictures]).to(plan.device)
     kept = record(plan.model.module, inputs)
     scores = getattr(kept.outputs, "logits", kept.outputs)
+    check_labels(plan.model, scores.shape[1])
     maps = kept.attribute(plan.method, plan.target)
     yield from zip(pictures, scores.float().softmax(1).cpu(), maps.float().cpu(), strict=True)
+
+
+def check_labels(model: ImageModel, classes: int) -> None:
+    if model.labels and len(model.labels) != classes:
+        raise ValueError(f"there are {len(model.labels)} class names for {classes} classes of {model.name}")
 
 
 def _written(
@@ -114,6 +133,7 @@ def _written(
         "top5": [_class(plan, chances, int(i)) for i in chances.topk(min(5, len(chances))).indices],
         "picture": f"{source.name}.png",
         "settings": plan.settings(),
+        "photo": files.mark(source.path),
     }
     if plan.maps:
         result["map"] = f"{source.name}.{plan.maps}"

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,31 +26,37 @@ class Source(NamedTuple):
     name: str
 
 
-def sources(arguments: Iterable[str]) -> list[Source]:
-    """Photos named by files, folders (all below them) and patterns; each once, in order."""
+def sources(arguments: Iterable[str], but: Path | None = None) -> list[Source]:
+    """Photos named by files, folders (all below them) and patterns; each once, in order. What lies in the
+    folder `but`, our own results, is not meant."""
     found: dict[Path, Path] = {}  # file -> path its name is taken from
     for argument in arguments:
         for path, named in _meant(argument):
-            found.setdefault(path, named)
-    names = [_names(path, named) for path, named in found.items()]
-    # The shortest kind of name that no two photos share.
-    kind = next(k for k in range(4) if len({choices[k] for choices in names}) == len(names))
-    return [Source(path, choices[kind]) for path, choices in zip(found, names, strict=True)]
+            if but is None or but.resolve() not in path.resolve().parents:
+                found.setdefault(path, named)
+    choices = [_names(path, named) for path, named in found.items()]
+    taken = [Counter(names[kind] for names in choices) for kind in range(4)]
+    return [Source(path, _own_name(names, taken)) for path, names in zip(found, choices, strict=True)]
 
 
-def _names(path: Path, named: Path) -> tuple[str, str, str, str]:
+def _own_name(names: tuple[str, ...], taken: list[Counter[str]]) -> str:
+    """The shortest kind of name that no other photo has."""
+    return next((name for kind, name in enumerate(names) if taken[kind][name] == 1), names[-1])
+
+
+def _names(path: Path, named: Path) -> tuple[str, ...]:
     whole = "_".join(path.absolute().parts[1:])
     return str(named.with_suffix("")), str(named), str(path.parent.name / named), whole
 
 
 def _meant(argument: str) -> Iterator[tuple[Path, Path]]:
     path = Path(argument)
+    if not argument:
+        raise ValueError("a photo's name is empty; give a file, a folder or a pattern")
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        inside = sorted(p for p in path.rglob("*") if _photo(p, path))
         if not inside:
-            raise ValueError(
-                f"no images in the folder {argument!r} (looked for {', '.join(sorted(SUFFIXES))})"
-            )
+            raise ValueError(f"no images in the folder {argument!r}; looked for {' '.join(sorted(SUFFIXES))}")
         yield from ((p, p.relative_to(path)) for p in inside)
     elif path.exists():
         yield path, Path(path.name)
@@ -58,6 +65,18 @@ def _meant(argument: str) -> Iterator[tuple[Path, Path]]:
         if not matching:
             raise ValueError(f"no such file, folder or pattern: {argument!r}")
         yield from ((Path(p), Path(Path(p).name)) for p in matching if os.path.isfile(p))
+
+
+def _photo(path: Path, folder: Path) -> bool:
+    """An image by its name, not hidden. A link that leads nowhere is one too: it is listed as broken."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return not hidden and path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
+
+
+def mark(path: Path) -> list[int]:
+    """Size and time of a file: they change when it does."""
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]
 
 
 @contextlib.contextmanager
@@ -74,7 +93,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def sweep_parts(folder: Path) -> None:
     """Remove what a run that was killed left half-written. Another run's own parts are left alone."""
-    for part in folder.rglob(f".*{_PART}"):
+    for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
         if writer.isdigit() and not _alive(int(writer)):
             part.unlink(missing_ok=True)

@@ -165,7 +165,20 @@ class Op:
         current.ran.add(self.family)
         self.rule = getattr(rule, "__name__", type(rule).__name__)
         result = rule(self, R)
-        return result if isinstance(result, tuple) else (result,)
+        grads = result if isinstance(result, tuple) else (result,)
+        self._check(grads)
+        return grads
+
+    def _check(self, grads: tuple) -> None:
+        """A rule's mistake is said at the rule, not somewhere in autograd."""
+        shapes = [tuple(g.shape) if isinstance(g, Tensor) else g for g in grads]
+        wanted = [tuple(x.shape) for x in self.inputs] if self.inputs else [None] * self.data_count
+        right = len(grads) == self.data_count and any(isinstance(g, Tensor) for g in grads)
+        for shape, wish in zip(shapes, wanted, strict=False):
+            right = right and (shape is None or wish is None or shape == wish)
+        if not right:
+            where = f"{self.name} in {type(self.module).__name__}" if self.module is not None else self.name
+            raise ValueError(f"the rule {self.rule!r} returned {shapes} for inputs {wanted} of {where}")
 
 
 def first(result: Any) -> Tensor:

@@ -153,8 +153,9 @@ def _unsupported(method: Method, part: str) -> UnsupportedModelError:
 
 def _nothing_rectified(method: Method, passed: Pass) -> str:
     names = list(passed.tape.trace.by_hand)
-    seen = f"activations written by hand ({', '.join(names)})" if names else "no activation"
+    seen = f"no rectifier, unless one is written by hand ({', '.join(names)})" if names else None
     return (
-        f"{type(method).__name__} found nothing to rectify between the score and the input: {seen}; its "
-        "map would be the plain gradient. Use method 'saliency' for that, or write the activation as relu."
+        f"{type(method).__name__} found nothing to rectify between the score and the input: "
+        f"{seen or 'no activation'}; its map would be the plain gradient. Use method 'saliency' for that, or "
+        "write the activation as relu."
     )

@@ -7,6 +7,7 @@ Nothing is set, replaced or written on the model.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -259,6 +260,12 @@ def propagate(rules: Rules) -> Iterator[Trace]:
     tape.current.rules = dict(rules)
     with tape:
         yield tape.trace
+    if rules and not tape.ops:
+        met = sorted({row.family or row.name for row in tape.trace.rows})
+        warnings.warn(
+            f"no rule will act: none of {', '.join(rules)} was met, only {', '.join(met) or 'nothing'}",
+            stacklevel=3,
+        )
 
 
 def _check(rules: Rules) -> None:

@@ -75,7 +75,7 @@ class Trace:
     def __str__(self) -> str:
         lines = [("op", "layer", "shape", "rule")]
         for row, layer in zip(self.rows, self.layers(), strict=True):
-            lines.append((row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
+            lines.append((row.family or row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         return "\n".join(
             "  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)).rstrip() for x in lines

@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from rectgrad import __version__
 
 # name: (module, what the list of commands says)
 COMMANDS = {
@@ -47,11 +49,25 @@ class LazyGroup(TyperGroup):
         return name, command, rest
 
 
-app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def rectgrad() -> None:
+def rectgrad(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """What a neural network looked at, without the noise.
 
     Example: rectgrad explain cat.jpg --method rectgrad --q 98
@@ -62,13 +78,25 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
-        _fail("stopped; run the same command again to go on", 130)
+        _stopped()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        if type(error).__name__ == "Abort":
+            _stopped()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())  # type: ignore[attr-defined]
+            sys.exit(0)
         _fail(_sentence(error))
+    if status == 130:
+        _stopped()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _stopped() -> None:
+    """Ctrl-C, which the argument parser may hand on as an error or as a status."""
+    _fail("stopped; run the same command again to go on", 130)
 
 
 def _fail(sentence: str, status: int = 2) -> None:

@@ -55,10 +55,9 @@ def compare(
     Example: rectgrad compare cat.jpg --methods saliency,smoothgrad,rectgrad
     """
     chosen = shared.picture_methods(methods, q)
-    found = shared.photos_meant(images)
+    found = shared.photos_meant(images, out)
     network = shared.network(model, weights, labels, device, target)
-    out.mkdir(parents=True, exist_ok=True)
-    files.sweep_parts(out)
+    shared.results_folder(out)
     done: list[Compared] = []
     broken: list[str] = []
     with progress(len(found), "comparing") as advance:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from rectgrad import files
-from rectgrad.catalog import as_method
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.explain import Plan, explain
@@ -32,6 +31,7 @@ def explain_command(
     out: shared.Out = Path("explained"),
     maps: Annotated[str | None, typer.Option(help="Keep the raw maps: npy or npz.")] = None,
     dark: shared.Dark = False,
+    again: Annotated[bool, typer.Option("--again", help="Do what is already there once more.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each photo on stdout.")] = False,
     *,
     options: dict[str, Any],
@@ -45,12 +45,14 @@ def explain_command(
     """
     if maps not in (None, "npy", "npz"):
         raise ValueError(f"--maps must be npy or npz, not {maps!r}")
-    chosen = as_method(method, options)
-    found = shared.photos_meant(images)
+    chosen = shared.configured(method, options)
+    found = shared.photos_meant(images, out)
     network = shared.network(model, weights, labels, device, target)
-    plan = Plan(network.model, chosen, out, network.target, maps, batch_size, network.device, dark)
-    out.mkdir(parents=True, exist_ok=True)
-    files.sweep_parts(out)
+    made_from = shared.marks(model, weights, labels)
+    plan = Plan(
+        network.model, chosen, out, network.target, maps, batch_size, network.device, dark, made_from, again
+    )
+    shared.results_folder(out)
     return report(plan, found, as_json)
 
 
@@ -70,22 +72,23 @@ def report(plan: Plan, found: list[Source], as_json: bool) -> int:
                     print(json.dumps(result, ensure_ascii=False), flush=True)
             advance()
 
-        explain(plan, found, done)
+        fresh = explain(plan, found, done)
     ordered = [lines[source.name] for source in found if source.name in lines]
-    files.save_text(
-        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered), plan.out / "explained.jsonl"
-    )
+    everything = (files.load_json(path) for path in sorted(plan.out.rglob("*.json")))
+    text = "".join(json.dumps(known, ensure_ascii=False) + "\n" for known in everything if known)
+    files.save_text(text, plan.out / "explained.jsonl")  # of this run and of those before
     if not as_json:
-        _say(plan, ordered)
+        _say(plan, ordered, fresh)
     return shared.status(broken)
 
 
-def _say(plan: Plan, results: list[dict[str, Any]]) -> None:
+def _say(plan: Plan, results: list[dict[str, Any]], fresh: int) -> None:
     """The last line is the path of what to look at."""
     for result in results[:1] if len(results) == 1 else []:
         for candidate in result["top5"]:
             print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+    before = f", {len(results) - fresh} of them before" if fresh < len(results) else ""
     if len(results) > 1:
-        print(f"{len(results)} photos explained")
+        print(f"{len(results)} photos explained{before}")
     if results:
         print(plan.out / results[0]["picture"] if len(results) == 1 else plan.out)

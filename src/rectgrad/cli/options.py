@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rectgrad import files, photos
 from rectgrad.catalog import METHODS, as_method
+from rectgrad.explain import check_labels, name_of
 from rectgrad.files import Source
 from rectgrad.methods import Method, RectGrad
 from rectgrad.models import ImageModel, load
@@ -40,6 +41,26 @@ _KINDS = {
     "float | None": float,
     "Method": str,
     "Any": float,
+}
+
+
+MEANING = {
+    "q": "Percentile of a layer's scores that a unit must exceed, 0 to 100; 98 unless told.",
+    "tau": "A constant threshold, in place of the percentile.",
+    "rule": "What is compared: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod.",
+    "padding_trick": "No gradient from outputs that saw zero padding.",
+    "prr": "Max pooling shares gradient in proportion to its inputs.",
+    "multiply_by_input": "Multiply the gradient that arrives by the input.",
+    "positive_only": "Keep positive values only.",
+    "interpolation": "Of the percentile: nearest or linear.",
+    "over": "The method that is averaged.",
+    "samples": "Noisy copies; 50 unless told.",
+    "noise": "Noise as a share of the photo's value range; 0.1 unless told.",
+    "seed": "Of the random numbers.",
+    "steps": "Evaluations between baseline and photo; 50 unless told.",
+    "baseline": "The value that stands for nothing; 0, mid-grey, unless told.",
+    "quadrature": "trapezoid or right.",
+    "epsilon": "Stabiliser of the epsilon rule; 0.0001 unless told.",
 }
 
 
@@ -72,7 +93,8 @@ def with_method_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _parameter(name: str, kind: type, methods: list[str]) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    option = typer.Option(flags, help=f"of {', '.join(methods)}", show_default=False)
+    help_text = f"{MEANING[name]} ({', '.join(methods)})"
+    option = typer.Option(flags, help=help_text, show_default=False)
     annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -86,7 +108,9 @@ class Network(NamedTuple):
 
     def record(self, crop: Image.Image) -> Record:
         """One forward pass of what the network sees of a photo."""
-        return record(self.model.module, self.inputs(crop))
+        kept = record(self.model.module, self.inputs(crop))
+        check_labels(self.model, getattr(kept.outputs, "logits", kept.outputs).shape[1])
+        return kept
 
     def inputs(self, crop: Image.Image) -> Tensor:
         return self.model.prepare(crop).unsqueeze(0).to(self.device)
@@ -110,8 +134,28 @@ def _drawn(name: str, q: float) -> Method:
     return as_method(name, {"q": q, "positive_only": False}) if isinstance(method, RectGrad) else method
 
 
-def photos_meant(images: list[str] | None) -> list[Source]:
-    return files.sources(images or [str(files.sample_photo())])
+def photos_meant(images: list[str] | None, out: Path | None = None) -> list[Source]:
+    found = files.sources(images if images is not None else [str(files.sample_photo())], but=out)
+    if not found:
+        raise ValueError(f"all photos named lie in {str(out)!r}, where the results go")
+    return found
+
+
+def configured(name: str, options: dict[str, Any]) -> Method:
+    """A method by name; of an average, options that are not its own go to the method it averages."""
+    own = [field.name for field in fields(as_method(name, {}))]
+    inner = {key: value for key, value in options.items() if key not in own}
+    if "over" not in own or not inner:
+        return as_method(name, options)
+    average = as_method(name, {key: value for key, value in options.items() if key in own})
+    over = options.get("over", name_of(average.over))  # type: ignore[attr-defined]
+    return replace(average, over=as_method(over, inner))  # type: ignore[call-arg]
+
+
+def marks(*names: str | Path | None) -> tuple:
+    """Marks of the files among the names: a model's code, its weights, its labels."""
+    paths = [Path(str(name).rpartition(":")[0] or str(name)) for name in names if name is not None]
+    return tuple([str(path), *files.mark(path)] for path in paths if path.is_file())
 
 
 def readable(found: list[Source], broken: list[str]) -> Iterator[tuple[Source, Image.Image]]:
@@ -121,6 +165,13 @@ def readable(found: list[Source], broken: list[str]) -> Iterator[tuple[Source, I
             yield source, photos.read(source.path)
         except photos.UnreadableImageError as error:
             broken.append(str(error))
+
+
+def results_folder(out: Path) -> None:
+    """Fit to write results to; made with the first of them."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a file, not a folder")
+    files.sweep_parts(out)
 
 
 def status(broken: list[str]) -> int:

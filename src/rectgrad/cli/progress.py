@@ -33,7 +33,7 @@ def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
         def advance() -> None:
             shown.advance(task)
             done = shown.tasks[0].completed
-            shown.update(task, rate=f"{done / max(time.monotonic() - started, 1e-9):.2g}/s")
+            shown.update(task, rate=_rate(done / max(time.monotonic() - started, 1e-9)))
 
         yield advance
 
@@ -49,6 +49,10 @@ def _lines(total: int, what: str, every: float = 10.0) -> Callable[[], None]:
         if now - said >= every or done == total:
             said, rate = now, done / max(now - started, 1e-9)
             left = f", {(total - done) / rate:.0f} s left" if done < total else ""
-            print(f"{what}: {done}/{total}, {rate:.2g}/s{left}", file=sys.stderr, flush=True)
+            print(f"{what}: {done}/{total}, {_rate(rate)}{left}", file=sys.stderr, flush=True)
 
     return advance
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"

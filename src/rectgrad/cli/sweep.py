@@ -37,7 +37,7 @@ def sweep(
     methods |= {
         f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
     }
-    found = shared.photos_meant(images)
+    found = shared.photos_meant(images, out)
     network = shared.network(model, weights, labels, device, target)
     rows, names, broken = [], [], list[str]()
     with progress(len(found), "sweeping") as advance:
@@ -58,9 +58,11 @@ def _row(
 ) -> list[image.Panel]:
     crop = network.model.crop(photo)
     kept = network.record(crop)
-    panels = [image.Panel(crop, "photo", smooth=True)]
+    chances = getattr(kept.outputs, "logits", kept.outputs).float().softmax(1)[0]
+    index = int(chances.argmax()) if network.target is None else network.target
+    panels = [image.Panel(crop, f"{network.model.label(index)}  {float(chances[index]):.0%}", smooth=True)]
     for name, method in methods.items():
-        plane = image.plane(kept.attribute(method, network.target)[0])
+        plane = image.plane(kept.attribute(method, index)[0])
         panels.append(image.Panel(image.colour(plane, "signed_dark" if dark else "signed"), name))
     return panels
 

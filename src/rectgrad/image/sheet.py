@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +30,13 @@ class Panel(NamedTuple):
     smooth: bool = False  # enlarge without visible pixels: for photos, not for maps
 
 
+@functools.cache
 def font(size: int) -> Any:
-    return ImageFont.load_default(size=size)
+    """DejaVu Sans, which comes with matplotlib and knows most alphabets; else Pillow's own."""
+    spec = importlib.util.find_spec("matplotlib")
+    place = Path(spec.origin).parent if spec and spec.origin else Path()
+    path = place / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return ImageFont.truetype(str(path), size - 1) if path.exists() else ImageFont.load_default(size=size)
 
 
 def bar(values: Any, height: int, dark: bool = False, name: str | None = None) -> Image.Image:
