@@ -87,7 +87,11 @@ def overlay(photo: Image.Image, values: Any, strength: float = 0.85, name: str |
     capped, limit = cap(values)
     weight = np.abs(capped) / limit if limit > 0 else np.zeros_like(capped)
     alpha = _resized(np.sqrt(weight), photo.size)[..., None] * strength
-    tint = np.asarray(upsample(colour(values, name), photo.size), dtype=np.float32)
+    # Weak values show by being transparent, not by being pale: a pale tint would only fog the photo.
+    strong = np.sign(capped) * (0.5 + 0.5 * weight)
+    index = np.clip((strong + 1) / 2 if name.startswith("signed") else strong, 0, 1) * 255
+    tint_small = Image.fromarray(colours(name)[index.round().astype(np.intp)].round().astype(np.uint8))
+    tint = np.asarray(upsample(tint_small, photo.size), dtype=np.float32)
     grey = np.asarray(photo.convert("L"), dtype=np.float32)[..., None]
     pale = 0.55 * (0.75 * grey + 0.25 * np.asarray(photo.convert("RGB"), dtype=np.float32)) + 0.45 * 255
     if name.endswith("dark"):
