@@ -80,6 +80,17 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert os.listdir(tmp_path) == ["result.txt"]
 
 
+def test_who_is_reading_an_old_result_reads_it_to_its_end(tmp_path):
+    """The new one takes its place in one step; it is not written over it."""
+    path = tmp_path / "result.txt"
+    files.save_text("first " * 100_000, path)
+    with open(path) as reader:
+        assert reader.read(6) == "first "
+        files.save_text("second", path)
+        assert len(reader.read()) == 599_994
+    assert path.read_text() == "second"
+
+
 def test_leftovers_of_a_killed_run_go_away_and_those_of_a_live_one_stay(tmp_path):
     dead = tmp_path / ".a.png.999999999.part"
     alive = tmp_path / f".b.png.{os.getpid()}.part"
