@@ -123,6 +123,22 @@ def test_a_changed_photo_or_changed_weights_are_explained_again(run, tmp_path):
     assert Path("r/cat.png").stat().st_mtime_ns != stamp
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--method", "smoothgrad", "--over", "rectgrad", "--samples", "2", "--q", "60"), ("--q", "30")),
+        (("--q", "60"), ("--dark",)),
+        (("--q", "60", "--maps", "npy"), ("--maps", "npz")),
+    ],
+)
+def test_another_inner_option_page_or_kind_of_map_is_another_result(run, tmp_path, first, second):
+    cat = photo(tmp_path / "cat.png")
+    run("explain", cat, "--model", TINY, "--out", "r", *first)
+    stamp = Path("r/cat.png").stat().st_mtime_ns
+    run("explain", cat, "--model", TINY, "--out", "r", *first, *second)
+    assert Path("r/cat.png").stat().st_mtime_ns != stamp
+
+
 def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     photo(tmp_path / "a.png")
     photo(tmp_path / "b.png", seed=1)
@@ -131,6 +147,7 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
     assert "2 photos explained, 2 of them before" in out
     photo(tmp_path / "c.png", seed=2)
+    Path("explained/list.json").write_text("[1, 2]")  # a file of somebody else's
     run("explain", "c.png", "--model", TINY, "--q", "60")
     assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
 

@@ -43,6 +43,7 @@ class Plan:
             "options": {f.name: _plain(getattr(self.method, f.name)) for f in fields(self.method)},
             "target": self.target,
             "made_from": list(self.made_from),
+            "dark": self.dark,
         }
 
 
@@ -53,7 +54,8 @@ def name_of(method: Method) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return name_of(value) if isinstance(value, Method) else value
+    """An option as JSON; a method with those of its own options that differ from the listed ones."""
+    return title(value) if isinstance(value, Method) else value
 
 
 def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> int:
@@ -92,8 +94,10 @@ def _same_question(plan: Plan, source: Source, known: dict[str, Any]) -> bool:
 
 
 def _complete(plan: Plan, known: dict[str, Any]) -> bool:
-    names = [known.get("picture"), known.get("map")] if plan.maps else [known.get("picture")]
-    return all(name and (plan.out / name).exists() for name in names)
+    wanted = [known.get("picture")]
+    if plan.maps:
+        wanted.append(known.get("map") if str(known.get("map")).endswith(plan.maps) else None)
+    return all(name and (plan.out / name).exists() for name in wanted)
 
 
 def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Image.Image]]:

@@ -75,7 +75,8 @@ def report(plan: Plan, found: list[Source], as_json: bool) -> int:
         fresh = explain(plan, found, done)
     ordered = [lines[source.name] for source in found if source.name in lines]
     everything = (files.load_json(path) for path in sorted(plan.out.rglob("*.json")))
-    text = "".join(json.dumps(known, ensure_ascii=False) + "\n" for known in everything if known)
+    ours = (known for known in everything if isinstance(known, dict) and "settings" in known)
+    text = "".join(json.dumps(known, ensure_ascii=False) + "\n" for known in ours)
     files.save_text(text, plan.out / "explained.jsonl")  # of this run and of those before
     if not as_json:
         _say(plan, ordered, fresh)
