@@ -400,6 +400,21 @@ def test_a_flood_of_mixed_files(tmp_path):
     assert len(list((tmp_path / "out").glob("*.png"))) == 295
 
 
+def test_a_photo_that_goes_away_meanwhile_stops_nothing(tmp_path):
+    """Photos are decoded ahead; what happens to the file after that does not matter."""
+    for i in range(6):
+        photo(tmp_path / "photos" / f"p{i}.png", seed=i)
+    plan = Plan(load(TINY), rectgrad.RectGrad(q=60), tmp_path / "out", batch_size=2)
+    results = []
+
+    def done(source, result):
+        results.append(result)
+        (tmp_path / "photos" / "p1.png").unlink(missing_ok=True)
+
+    assert explain(plan, files.sources([str(tmp_path / "photos")]), done) == 6
+    assert not any(isinstance(result, Exception) for result in results)
+
+
 def test_broken_files_are_listed_and_the_status_is_1(run, tmp_path):
     folder = tmp_path / "photos"
     photo(folder / "good.png")

@@ -65,14 +65,15 @@ def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any],
     plan.model.module.to(plan.device)
     enough = 2 * max(plan.model.size)
 
-    def decode(source: Source) -> Image.Image:
-        return plan.model.crop(photos.read(source.path, enough))
+    def decode(source: Source) -> tuple[Image.Image, list[int]]:
+        picture = photos.read(source.path, enough)
+        return plan.model.crop(picture), files.mark(source.path)
 
     ready = _readable(ahead(decode, _left(plan, sources, done), depth=2 * plan.batch_size), done)
     for batch in batches(ready, plan.batch_size):
-        names, pictures = [source for source, _ in batch], [picture for _, picture in batch]
-        for source, result in zip(names, _explained(plan, pictures), strict=True):
-            done(source, _written(plan, source, *result))
+        explained = _explained(plan, [picture for _, (picture, _) in batch])
+        for (source, (_, mark)), result in zip(batch, explained, strict=True):
+            done(source, _written(plan, source, mark, *result))
             fresh += 1
     return fresh
 
@@ -100,7 +101,7 @@ def _complete(plan: Plan, known: dict[str, Any]) -> bool:
     return all(name and (plan.out / name).exists() for name in wanted)
 
 
-def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Image.Image]]:
+def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Any]]:
     for source, future in results:
         error = future.exception()
         if error is None:
@@ -127,7 +128,7 @@ def check_labels(model: ImageModel, classes: int) -> None:
 
 
 def _written(
-    plan: Plan, source: Source, picture: Image.Image, chances: Tensor, values: Tensor
+    plan: Plan, source: Source, mark: list[int], picture: Image.Image, chances: Tensor, values: Tensor
 ) -> dict[str, Any]:
     """Write one result; its JSON last, as the mark that it is complete."""
     target = int(chances.argmax()) if plan.target is None else plan.target
@@ -137,7 +138,7 @@ def _written(
         "top5": [_class(plan, chances, int(i)) for i in chances.topk(min(5, len(chances))).indices],
         "picture": f"{source.name}.png",
         "settings": plan.settings(),
-        "photo": files.mark(source.path),
+        "photo": mark,
     }
     if plan.maps:
         result["map"] = f"{source.name}.{plan.maps}"
