@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
+INSTALLED := pyproject.toml constraints.txt build_native.py $(wildcard src/rectgrad/kernels/native/*)
+
 .PHONY: demo test lint types tests clean
 demo: .venv/.demo
 	$(BIN)/rectgrad explain --out demo
@@ -11,12 +13,12 @@ demo: .venv/.demo
 test: lint types tests
 
 # Installed again only when what is installed has changed.
-.venv/.demo: pyproject.toml constraints.txt
+.venv/.demo: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) '.[imagenet]'
 	@touch $@
 
-.venv/.test: pyproject.toml constraints.txt
+.venv/.test: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) '.[test]'
 	@touch $@ .venv/.demo

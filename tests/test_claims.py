@@ -11,6 +11,14 @@ from rectgrad import ops
 from rectgrad.rules import rectified
 
 
+@pytest.fixture(autouse=True, scope="module")
+def reference_kernels():
+    """A fast kernel sums in another order, so that last bits may differ."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECTGRAD_KERNELS", "reference")
+        yield
+
+
 class RandomNet(nn.Module):
     """Convolutions, max pooling, batch norm and residual adds in a random arrangement."""
 

@@ -32,14 +32,20 @@ def check_inputs(inputs: Maps) -> None:
             raise ValueError(f"the input of shape {tuple(x.shape)} contains {_what(x)}")
 
 
-def check_finite(subject: Subject, method: Method, passed: Pass, scores: Tensor, maps: Maps) -> None:
+def check_finite(subject: Subject, method: Method, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     outputs = outputs if isinstance(outputs, Tensor) else scores
-    sums = [_sum(x) for x in (*subject.inputs, outputs, scores, *maps)] + passed.sums
-    if not bool(torch.stack([s.detach().double().to(scores.device) for s in sums]).isfinite().all()):
+    tensors = [_sum(x) for x in (*subject.inputs, outputs, scores, *maps)]
+    tensors += [s for s in passed.sums if isinstance(s, Tensor)]
+    finite = all(math.isfinite(s) for s in passed.sums if not isinstance(s, Tensor))
+    stacked = torch.stack([s.detach().double().reshape(()).to(scores.device) for s in tensors])
+    if not finite or not bool(stacked.isfinite().all()):
         check_inputs(subject.inputs)
-        _find(subject, method, outputs)
+        found = _find(subject, method, outputs)
+        # Nothing was: a sum overflowed, or a carrier (kernels/survivors.py) went astray.
+        return maps if all(bool(x.isfinite().all()) for x in maps) else found
+    return maps
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -50,8 +56,8 @@ def _what(x: Tensor) -> str:
     return "NaN" if bool(x.isnan().any()) else "an infinity"
 
 
-def _find(subject: Subject, method: Method, outputs: Tensor) -> None:
-    """Run again, looking at every tensor. Returns where all are finite: a sum alone overflowed."""
+def _find(subject: Subject, method: Method, outputs: Tensor) -> Maps:
+    """Run again, looking at every tensor. The maps, where all are finite."""
     again = subject.watched(_look)
     forward = Pass(again, again.tape_for(method))
     for op in forward.tape.ops:
@@ -70,6 +76,7 @@ def _find(subject: Subject, method: Method, outputs: Tensor) -> None:
     for x in maps:
         if not bool(x.isfinite().all()):
             raise ValueError(f"the gradient at the input contains {_what(x)}")
+    return maps
 
 
 class _NotFiniteError(Exception):

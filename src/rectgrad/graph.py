@@ -125,12 +125,9 @@ def mark_last(scores: Tensor) -> None:
             waiting.extend(below(node))
 
 
-def mark_gates(nodes: Iterable[Any]) -> None:
+def mark_gates(nodes: Iterable[Any], readers: Readers) -> None:
     """facts["gate"]: a ReLU6 of which only a sixth is read. That is a hard sigmoid, which squashes."""
     gates = [node for node in nodes if (op := op_of(node)) is not None and op.family == "relu6"]
-    if not gates:
-        return
-    readers = _readers(nodes)
     for node in gates:
         op, reading = op_of(node), readers.get(node, [])
         assert op is not None
@@ -150,19 +147,57 @@ def _sixth(node: Any) -> bool:
     return abs(float(factor) - (6 if name == "DivBackward" else 1 / 6)) < 1e-3
 
 
-def _readers(nodes: Iterable[Any]) -> dict[Any, list[Any]]:
+def mark_carrying(nodes: Iterable[Any], readers: Readers) -> None:
+    """facts["carry"]: ops whose gradient may travel as lists alone, because it goes to one step, which takes
+    lists and gets its gradient from nowhere else."""
+    takers = {node for node in nodes if _takes_lists(node) and len(readers.get(node, ())) == 1}
+    for node in nodes:
+        op = op_of(node)
+        if op is not None and (op.family in ops.RECTIFIERS or op.family == "batch_norm"):
+            following = below(node)
+            op.facts["carry"] = len(following) == 1 and _takes(following[0], takers)
+
+
+def _takes(node: Any, takers: set[Any]) -> bool:
+    """A scale hands lists on, so that a convolution must follow: only that knows channels."""
+    op = op_of(node)
+    if node not in takers or op is None:
+        return False
+    if op.family != "batch_norm":
+        return True
+    following = below(node)
+    after = op_of(following[0]) if len(following) == 1 else None
+    return following[0] in takers and after is not None and after.family == "conv"
+
+
+def _takes_lists(node: Any) -> bool:
+    op = op_of(node)
+    return op is not None and op.step is not None and op.step.takes_lists and not node.metadata.get(_HOOKED)
+
+
+def mark_hooked(x: Tensor) -> None:
+    """Somebody looks at the gradient that arrives at x: it must be whole."""
+    node: Any = x.grad_fn
+    node.metadata[_HOOKED] = True
+
+
+_HOOKED = "rectgrad: somebody looks at this gradient"
+
+Readers = dict[Any, list[Any]]
+
+
+def readers_of(nodes: Iterable[Any]) -> Readers:
     """The nodes that read each node's result."""
-    readers: dict[Any, list[Any]] = {}
+    readers: Readers = {}
     for node in nodes:
         for following in below(node):
             readers.setdefault(following, []).append(node)
     return readers
 
 
-def mark_folded(nodes: Iterable[Any]) -> None:
+def mark_folded(readers: Readers) -> None:
     """facts["folded"]: linear layers whose only reader adds a bias or is a batch norm; the two are one linear
     map, as if the bias were the layer's own or the norm had been folded into the weights."""
-    readers = _readers(nodes)
     for node in readers:
         op = op_of(node)
         if op is not None and op.family in _FOLDABLE and _linear_in_one(op):
@@ -181,7 +216,7 @@ _FOLDABLE = ("conv", "conv_transpose", "linear", "matmul", "add")
 _SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Unsqueeze", "Squeeze", "T", "Alias")
 
 
-def _only_reader(node: Any, readers: dict[Any, list[Any]]) -> Op | None:
+def _only_reader(node: Any, readers: Readers) -> Op | None:
     """The recorded op that alone reads a node's result, perhaps in another shape."""
     while len(readers.get(node, ())) == 1:
         node = readers[node][0]

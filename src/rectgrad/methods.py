@@ -214,7 +214,7 @@ def pair(passed: Pass, reference: Pass) -> None:
     """Each op with its counterpart in the baseline's pass."""
     ours, theirs = passed.tape.ops, reference.tape.ops
     for i, op in enumerate(ours):
-        if i >= len(theirs) or theirs[i].name != op.name or theirs[i].output.shape != op.output.shape:
+        if i >= len(theirs) or theirs[i].name != op.name or theirs[i].shape != op.shape:
             raise ValueError(
                 f"the model ran other operations on the baseline than on the input, from "
                 f"{passed.tape.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"

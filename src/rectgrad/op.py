@@ -7,14 +7,15 @@ thread and one recorded forward pass may serve several methods.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rectgrad import ops
+from rectgrad import kernels, ops
+from rectgrad.steps import Region, Step, maker_of, outside_zeroed
 
 Rule = Callable[["Op", Tensor], Any]
 Rules = Mapping[str, Rule]
@@ -50,7 +51,8 @@ class Current:
         self.rules: Rules = {}
         self.batch: int | None = None  # N, where the engine knows it
         self.observe: Callable[[Op, Tensor], None] | None = None  # sees R before the rule
-        self.sums: list[Tensor] = []  # of every R that met a rule: one non-finite check at the end
+        # Of every R that met a rule a sum, not finite if the R is not: one check at the end.
+        self.sums: list[Tensor | float] = []
         self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may go as soon as they were used
 
@@ -58,6 +60,13 @@ class Current:
         """Remember enough of R to know at the end of the pass whether it was finite."""
         if R is not None:
             self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
+
+
+class Keep(NamedTuple):
+    """What is kept of a call for the rule of its family."""
+
+    inputs: bool = True
+    output: bool = True
 
 
 class Op:
@@ -79,6 +88,10 @@ class Op:
         self.reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
         self.facts: dict[str, Any] = {}  # what the graph around the op says: see graph.py
         self.result_type: Any = Tensor  # a named tuple, of some reductions
+        self.shape: tuple[int, ...] = ()  # of the output
+        self.input_shapes: tuple[tuple[int, ...], ...] = ()
+        self.step: Step | None = None  # a linear step, whose gradient needs no graph
+        self.path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
         self._output: Tensor | None = None
         self._local: Tensor | None = None
         self._leaves: tuple[Tensor, ...] = ()
@@ -91,8 +104,7 @@ class Op:
     @property
     def batch(self) -> int:
         """Number of samples in the output: all of it is one sample's where the engine runs just one."""
-        n = self.current.batch
-        return 1 if n == 1 or self.output.dim() == 0 else self.output.shape[0]
+        return 1 if self.current.batch == 1 or not self.shape else self.shape[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by name, however it was passed; data tensors as recorded."""
@@ -110,11 +122,20 @@ class Op:
             *fill(self.args, inputs), **{k: fill(v, inputs) for k, v in self.kwargs.items()}
         )
 
-    def vjp(self, R: Tensor) -> tuple[Any, ...]:
-        """The plain gradient: what autograd would pass to each of `inputs`."""
+    def vjp(self, R: Tensor, within: Region | None = None) -> tuple[Any, ...]:
+        """The plain gradient: what autograd would pass to each of `inputs`. R counts `within` a region."""
+        if self.step is not None:
+            return (self._linear(self.step, R, within),)
+        R = outside_zeroed(R, within)
         if self._local is None:
             return self.vjp_at(self.inputs, R)
         return torch.autograd.grad(self._local, self._leaves, R, retain_graph=True, allow_unused=True)
+
+    def _linear(self, step: Step, R: Tensor, within: Region | None) -> Tensor:
+        passed = kernels.survivors_of(R) if step.takes_lists else None
+        grad = step.from_lists(passed, R, within) if passed is not None else None
+        self.path = "dense" if grad is None else "sparse"
+        return step.gradient(outside_zeroed(kernels.dense(R), within)) if grad is None else grad
 
     def vjp_at(self, points: Sequence[Tensor], R: Tensor) -> tuple[Any, ...]:
         """The plain gradient at other data tensors than the recorded ones."""
@@ -128,19 +149,42 @@ class Op:
         ceiling = self.argument("max_val", self.argument("max", 6.0))
         return torch.where((self.output > 0) & (self.output < ceiling), R, 0)
 
-    def run(self, data: Sequence[Tensor], keep_inputs: bool) -> Any:
-        """Run the op and remember what its rule may ask for."""
-        heavy = self.family in _HEAVY
+    def run(self, data: Sequence[Tensor], keep: Keep) -> Any:
+        """Run the op and remember what its rule may ask for. Gradients are off."""
+        self.input_shapes = tuple(x.shape for x in data)
+        make = maker_of(self, data[0])
+        heavy = make is None and self.family in _HEAVY
         leaves = tuple(x.detach().requires_grad_(heavy) for x in data)
-        with torch.set_grad_enabled(heavy):
-            result = self.call(*leaves)
-        self._output = first(result).detach()
-        self.result_type = type(result)
         if heavy:
+            with torch.enable_grad():
+                result = self.call(*leaves)
             self._leaves, self._local = leaves, first(result)
-        if keep_inputs:
+        else:
+            result = self.call(*leaves)
+            self.step = None if make is None else make(self, leaves[0], result)
+        self._remember(result)
+        if keep.output:
+            self._output = first(result).detach()
+        if keep.inputs:
             self.inputs = tuple(x.detach() for x in leaves)
         return result
+
+    def run_in_place(self, x: Tensor, func: Callable[[], Any]) -> None:
+        """Run an op that overwrites its one data tensor, whose rule asks for the output alone."""
+        self.input_shapes = (x.shape,)
+        func()
+        self._remember(x)
+        self._output = x.detach()
+
+    def _remember(self, result: Any) -> None:
+        self.shape, self.result_type = tuple(first(result).shape), type(result)
+
+    def held(self) -> Iterator[Tensor]:
+        """The tensors that the record needs as they are."""
+        yield from self.inputs
+        if self._output is not None:
+            yield self._output
+        yield from (a for a in self.args if isinstance(a, Tensor))
 
     def unshare(self, storage: int) -> None:
         """Keep copies of what lies in a storage that is about to be written."""
@@ -148,17 +192,22 @@ class Op:
         self._output = unshared(self._output, storage)
         self.args = unshared(self.args, storage)
         self.kwargs = {k: unshared(v, storage) for k, v in self.kwargs.items()}
+        if self.step is not None:
+            self.step.weights.settle()
 
     def release(self) -> None:
-        self.inputs, self._output, self._local, self._leaves = (), None, None, ()
+        self.inputs, self._output, self._local, self._leaves, self.step = (), None, None, (), None
 
     def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
         """R by the rule in force for this family, or by the plain gradient."""
         current = self.current
         rule = None if self.facts.get("gate") else current.rules.get(self.family)
+        if self.step is None:
+            R = kernels.dense(R)
         if current.observe is not None:
             current.observe(self, R)
-        current.look(R)
+        if self.step is None and not getattr(rule, "looks", False):
+            current.look(R)  # what is not finite goes through a linear step and is seen after it
         if rule is None:
             self.rule = "plain"
             return (self._of_relu6(R),) if self.facts.get("gate") else self.vjp(R)
@@ -172,7 +221,7 @@ class Op:
     def _check(self, grads: tuple) -> None:
         """A rule's mistake is said at the rule, not somewhere in autograd."""
         shapes = [tuple(g.shape) if isinstance(g, Tensor) else g for g in grads]
-        wanted = [tuple(x.shape) for x in self.inputs] if self.inputs else [None] * self.data_count
+        wanted = [tuple(shape) for shape in self.input_shapes]
         right = len(grads) == self.data_count and any(isinstance(g, Tensor) for g in grads)
         for shape, wish in zip(shapes, wanted, strict=False):
             right = right and (shape is None or wish is None or shape == wish)
@@ -204,10 +253,10 @@ class Bridge(torch.autograd.Function):
     """An op whose backward step is the rule in force when the backward pass runs."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, keep_inputs: bool, *data: Tensor) -> Any:
+    def forward(ctx: Any, op: Op, keep: Keep, *data: Tensor) -> Any:
         ctx.op = op
         ctx.set_materialize_grads(False)
-        result = op.run(data, keep_inputs)
+        result = op.run(data, keep)
         if not isinstance(result, (tuple, list)):
             return result.detach()
         detached = tuple(r.detach() for r in result)
@@ -227,9 +276,21 @@ class Bridge(torch.autograd.Function):
         return (None, None, *grads)
 
 
+class BridgeInPlace(Bridge):
+    """The same for an op that overwrites its one data tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, func: Any, x: Tensor) -> Any:  # type: ignore[override]
+        ctx.op = op
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(x)
+        op.run_in_place(x, func)
+        return x
+
+
 def op_of(node: Any) -> Op | None:
     """The op that an autograd node belongs to, where it is a recorded one."""
-    return node.op if getattr(node, "_forward_cls", None) is Bridge else None
+    return node.op if getattr(node, "_forward_cls", None) in (Bridge, BridgeInPlace) else None
 
 
 class Overwrite(torch.autograd.Function):

@@ -90,6 +90,7 @@ SIGNATURES: dict[str, str] = {
     **{f"adaptive_max_pool{n}d": "input output_size return_indices" for n in (1, 2, 3)},
     "convolution": "input weight bias stride padding dilation transposed output_padding groups",
     "_convolution": "input weight bias stride padding dilation transposed output_padding groups",
+    "linear": "input weight bias",
     "clamp": "input min max",
     "clip": "input min max",
     "clamp_min": "input min",

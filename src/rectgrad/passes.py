@@ -102,14 +102,17 @@ class Pass:
         hidden = graph.hidden_part(nodes, self.tape.trace) if method.rules() else None
         if hidden:
             raise _unsupported(method, hidden)
-        graph.mark_gates(nodes)
+        readers = graph.readers_of(nodes)
+        graph.mark_gates(nodes, readers)
         if "last" in method.facts:
             graph.mark_last(scores)
         if "folded" in method.facts:
             graph.mark_constant(nodes, self.leaves)
-            graph.mark_folded(nodes)
+            graph.mark_folded(readers)
         if observed:
             graph.mark_channels(nodes)
+        elif method.thresholds:
+            graph.mark_carrying(nodes, readers)
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]

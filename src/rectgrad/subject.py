@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rectgrad import ops
+from rectgrad import kernels, ops
 from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
+from rectgrad.op import Keep
 from rectgrad.passes import Maps, Observe, Pass, copied
 from rectgrad.preserve import Region
 from rectgrad.tape import Tape
@@ -82,13 +83,15 @@ class Subject:
     def tape_for(self, method: Method) -> Tape:
         """A tape that records what the method's rules need, and what is looked at besides."""
         rules = method.rules()
-        outputs_only = {f for f, rule in rules.items() if getattr(rule, "output_only", False)}
         families = frozenset(rules) | method.families
         if self.diagnosing:
-            families |= frozenset(ops.FAMILIES)
-        elif self.observe is not None:
+            return Tape(families | frozenset(ops.FAMILIES), decompose=method.decompose)
+        if self.observe is not None:
             families |= ops.RECTIFIERS
-        return Tape(families, outputs_only, method.decompose)
+        elif method.thresholds and kernels.carries(self.inputs[0]):
+            families |= CARRYING
+        keeps = {family: keeping(family, rules.get(family)) for family in families}
+        return Tape(families, keeps, method.decompose)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
         if self.settled is None:
@@ -124,9 +127,19 @@ class Subject:
         self.trace = passed.tape.trace
         maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
         if not self.diagnosing:
-            check_finite(self, method, passed, scores, maps)
+            maps = check_finite(self, method, passed, scores, maps)
             warn_if_nothing_passed(self, method, maps)
         return maps
+
+
+# Linear steps that take what passed an activation as lists. Their own gradient needs nothing kept.
+CARRYING = frozenset({"conv", "linear", "batch_norm"})
+
+
+def keeping(family: str, rule: Any) -> Keep:
+    """What a rule reads of the calls it is for; without one, what the plain gradient does."""
+    shapes_only = getattr(rule, "shapes_only", rule is None and family in CARRYING)
+    return Keep(not (shapes_only or getattr(rule, "output_only", False)), not shapes_only)
 
 
 def mixes_samples(subject: Subject, passed: Pass) -> bool:
@@ -138,7 +151,7 @@ def mixes_samples(subject: Subject, passed: Pass) -> bool:
 
 def _mixes(subject: Subject, passed: Pass) -> bool:
     n, rows = passed.n, [row for row in passed.tape.trace.rows if row.shape]
-    shapes = [op.output.shape for op in passed.rectified()]
+    shapes = [op.shape for op in passed.rectified()]
     if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
         return True
     if not any(n in shape[1:] for shape in shapes) and not any(_turned(row, n) for row in rows):
@@ -148,7 +161,7 @@ def _mixes(subject: Subject, passed: Pass) -> bool:
         alone = Pass(subject.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
     except Exception:
         return False  # batch norm in training mode and programs of fixed size take no single sample
-    return any(op.output.shape[0] != 1 for op in alone.rectified())
+    return any(op.shape[0] != 1 for op in alone.rectified())
 
 
 def _by_chance(row: Row, n: int) -> bool:

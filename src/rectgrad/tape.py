@@ -18,27 +18,41 @@ from torch.overrides import TorchFunctionMode
 
 from rectgrad import graph, ops
 from rectgrad.composite import composite, decompositions
-from rectgrad.op import Bridge, Current, Op, Overwrite, Rules, Slot, fill, first, op_of, storage_of
+from rectgrad.op import (
+    Bridge,
+    BridgeInPlace,
+    Current,
+    Keep,
+    Op,
+    Overwrite,
+    Rules,
+    Slot,
+    fill,
+    first,
+    op_of,
+    storage_of,
+)
 from rectgrad.preserve import Keeper
 from rectgrad.trace import Row, Trace, calling_function, calling_module
 
 _ATTRIBUTES = ("__get__", "__set__", "_set_grad_enabled")  # no ops
 _TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
+_LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 _STATISTICS = ("running_mean", "running_var")
 
 
 class Tape(TorchFunctionMode):
-    """One forward pass. `families`: what to record (None: all); `outputs_only`: families whose rule reads
-    the output alone, so that their input need not be kept; `decompose`: families to see the inside of."""
+    """One forward pass. `families`: what to record (None: all); `keeps`: what of a family's calls its rule
+    reads, where that is not all; `decompose`: families to see the inside of."""
 
     def __init__(
         self,
         families: Collection[str] | None = None,
-        outputs_only: Collection[str] = (),
+        keeps: Mapping[str, Keep] | None = None,
         decompose: Collection[str] = ("attention", "glu"),
     ) -> None:
         super().__init__()
-        self.families, self.outputs_only, self.decompose = families, outputs_only, decompose
+        self.families, self.keeps, self.decompose = families, keeps or {}, decompose
         self.keeper: Keeper | None = None  # of the model's tensors, where they are to stay as they were
         self.foreign_leaves = False  # leaves that require gradients are weights: the input is none of them
         self.current = Current()
@@ -92,10 +106,14 @@ class Tape(TorchFunctionMode):
             op.inputs = tuple(data)
             with self:
                 return decompositions[op.family](op)
-        result = self._bridge(op, data)
         if not (spec.writes or inplace):
-            return result
+            return self._bridge(op, data)
         target = fill(args[0] if args else kwargs["input"], data)
+        if self._may_overwrite(op, target, data):
+            self._protect(target)
+            whole, named = fill(args, data), {"inplace": True} if inplace else {}
+            return self._bridge(op, data, lambda: func(*whole, **kwargs, **named))
+        result = self._bridge(op, data)
         self._protect(target)
         written = Overwrite.apply(target, result)
         if written._is_view():
@@ -114,17 +132,31 @@ class Tape(TorchFunctionMode):
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
         return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
-    def _bridge(self, op: Op, data: list[Tensor]) -> Any:
+    def _may_overwrite(self, op: Op, target: Any, data: list[Tensor]) -> bool:
+        """Whether an in-place op can run as it is: nobody asks for its input, and it is all of a tensor."""
+        keep = self.keeps.get(op.family)
+        alone = len(data) == 1 and target is data[0] and not target._is_view() and not target.is_leaf
+        return (
+            keep is not None
+            and not keep.inputs
+            and alone
+            and not torch.is_autocast_enabled(target.device.type)
+        )
+
+    def _bridge(self, op: Op, data: list[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
         op.module, op.data_count = calling_module(), len(data)
         op.sources = tuple(op_of(x.grad_fn) for x in data)
         with identity_hooks():
-            result = Bridge.apply(op, op.family not in self.outputs_only, *data)
+            if in_place is not None:
+                result = BridgeInPlace.apply(op, in_place, *data)
+            else:
+                result = Bridge.apply(op, self.keeps.get(op.family, Keep()), *data)
         if op.result_type not in (tuple, list) and isinstance(result, tuple):
             result = op.result_type(result)
         self.ops.append(op)
-        shape, source = tuple(op.output.shape), tuple(data[0].shape)
-        self.trace.rows.append(Row(op.name, op.module, shape, op.family, len(data), source, op))
-        for x in (*op.inputs, op.output, *(a for a in op.args if isinstance(a, Tensor))):
+        source = op.input_shapes[0]
+        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, len(data), source, op))
+        for x in op.held():
             self._holders.setdefault(storage_of(x), []).append(op)
         return result
 
@@ -146,6 +178,8 @@ class Tape(TorchFunctionMode):
         if inplace:
             kwargs["inplace"] = True
         self._before_write(spec, args, kwargs, inplace)
+        if spec.name in _LOOKS and data and data[0].grad_fn is not None:
+            graph.mark_hooked(data[0])
         with identity_hooks(), _writable(args), _differentiable_recurrence(spec.name, data):
             result = func(*args, **kwargs)
         if data and spec.name in ops.BY_HAND:
@@ -170,7 +204,11 @@ class Tape(TorchFunctionMode):
 
     def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Running statistics as copies: in training mode the layer would update the model's own."""
-        if spec.family not in ("batch_norm", "norm") or self.keeper is None:
+        if (
+            spec.family not in ("batch_norm", "norm")
+            or self.keeper is None
+            or not _updates(spec, args, kwargs)
+        ):
             return args, kwargs
         own = dict.fromkeys(_STATISTICS, _cloned)
         named = zip(spec.names, args, strict=False)
@@ -224,6 +262,14 @@ def _differentiable_recurrence(name: str, data: list[Tensor]) -> Any:
     if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data and data[0].is_cuda:
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()
+
+
+def _updates(spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
+    """Whether a normalisation may write its running statistics: `batch_norm` only in training mode."""
+    if spec.name != "batch_norm" or "training" not in spec.names:
+        return True
+    at = spec.names.index("training")
+    return bool(kwargs.get("training", args[at] if at < len(args) else False))
 
 
 def _same(x: Any) -> Any:

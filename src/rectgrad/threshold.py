@@ -1,4 +1,5 @@
-"""Percentile selection: tau for each sample, and the specification of it in a few lines."""
+"""Percentile selection: tau for each sample, the specification of it in a few lines, and dispatch to kernels
+that give the same bits."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from rectgrad import kernels
 
 
 def percentile(score: Tensor, q: float, interpolation: str = "nearest") -> Tensor:
@@ -16,13 +19,18 @@ def percentile(score: Tensor, q: float, interpolation: str = "nearest") -> Tenso
     """
     if interpolation == "linear":
         return _linear(score, q)
-    d = score.shape[1]
-    return smallest(score, d - round((d - 1) * (1 - q / 100)))
+    return smallest(score, rank(score.shape[1], q))
+
+
+def rank(d: int, q: float) -> int:
+    """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
+    return d - round((d - 1) * (1 - q / 100))
 
 
 def smallest(score: Tensor, k: int) -> Tensor:
     """The k-th smallest of each row, counted from 1. Exact for any number of units."""
-    return score.kthvalue(k, dim=1).values
+    fast = kernels.smallest(score, k)
+    return score.kthvalue(k, dim=1).values if fast is None else fast
 
 
 def _linear(score: Tensor, q: float) -> Tensor:

@@ -15,13 +15,16 @@ def per_dim(value: Any, dims: int) -> tuple[int, ...]:
     return tuple(int(v) for v in (values * dims if len(values) == 1 else values))
 
 
-def reaches_padding(length: int, outputs: int, kernel: int, stride: int, dilation: int, left: int) -> Tensor:
-    """For each output position, whether its window leaves the unpadded `length`.
+def clear_of_padding(
+    length: int, outputs: int, kernel: int, stride: int, dilation: int, left: int
+) -> tuple[int, int]:
+    """Output positions [first, last) whose window stays within the unpadded `length`.
 
     Output o reads positions o * stride - left + t * dilation, t = 0 .. kernel - 1.
     """
-    start = torch.arange(outputs) * stride - left
-    return (start < 0) | (start + (kernel - 1) * dilation >= length)
+    first = -(-left // stride)
+    last = (length - 1 + left - (kernel - 1) * dilation) // stride + 1
+    return min(max(first, 0), outputs), max(min(last, outputs), 0)
 
 
 def taps(

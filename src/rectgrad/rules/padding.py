@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rectgrad.op import Op, Rule
-from rectgrad.windows import per_dim, reaches_padding
+from rectgrad.steps import Region
+from rectgrad.windows import clear_of_padding, per_dim
 
 
 def masked_padding() -> Rule:
@@ -20,32 +19,32 @@ def masked_padding() -> Rule:
     """
 
     def masked_padding(op: Op, R: Tensor) -> Any:
-        mask = padding_mask(op)
-        if mask is not None:
-            R = R.masked_fill(mask.to(R.device), 0)
-        return op.vjp(R)
+        if "region" not in op.facts:
+            op.facts["region"] = passing_region(op)
+        return op.vjp(R, within=op.facts["region"])
 
+    masked_padding.shapes_only = True  # type: ignore[attr-defined]
     return masked_padding
 
 
-def padding_mask(op: Op) -> Tensor | None:
-    """True at output positions to zero, over the convolved dimensions; None where there are none."""
+def passing_region(op: Op) -> Region | None:
+    """The output positions that keep their gradient; None where all do."""
     weight = op.argument("weight")
     dims = weight.dim() - 2
-    size = op.inputs[0].shape[-dims:]
+    size, outputs = op.input_shapes[0][-dims:], op.shape[-dims:]
     kernel = tuple(weight.shape[-dims:])
     stride, dilation = (per_dim(op.argument(name, 1), dims) for name in ("stride", "dilation"))
     own = _own_padding(op, kernel, dilation)
     before, after = _pad_before(op, dims)
-    mask = torch.zeros(op.output.shape[-dims:], dtype=torch.bool)
-    for d in range(dims):
-        length = size[d] - before[d] - after[d]
-        reaches = reaches_padding(
-            length, mask.shape[d], kernel[d], stride[d], dilation[d], own[d] + before[d]
+    region = tuple(
+        clear_of_padding(
+            size[d] - before[d] - after[d], outputs[d], kernel[d], stride[d], dilation[d], own[d] + before[d]
         )
-        mask |= reaches.reshape([-1 if i == d else 1 for i in range(dims)])
-    count = int(mask.sum())
-    return mask if 0 < count < prod(mask.shape) else None
+        for d in range(dims)
+    )
+    nothing_left = any(first >= last for first, last in region)
+    everything = all(ends == (0, n) for ends, n in zip(region, outputs, strict=True))
+    return None if nothing_left or everything else region
 
 
 def _own_padding(op: Op, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:

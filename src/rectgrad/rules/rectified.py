@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rectgrad import ops
+from rectgrad import kernels, ops
 from rectgrad.op import Op, Rule, wide
-from rectgrad.threshold import percentile
+from rectgrad.threshold import percentile, rank
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "PR1": lambda a, R: a * R,
@@ -27,10 +27,8 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
     """What is compared with tau, one number a unit; in float32 at least."""
-    if rule == "mod":
-        rule = "PR1" if op.facts.get("last") else "PR2"
     a = wide(op.output)
-    return SCORES[rule](a + eps if eps else a, wide(R))
+    return SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
 
 
 def rectified(
@@ -47,6 +45,10 @@ def rectified(
     """
 
     def rectified(op: Op, R: Tensor) -> Tensor:
+        fast = _fast(op, R)
+        if fast is not None:
+            return fast
+        op.current.look(R)
         s = score(op, R, rule, eps)
         if tau is not None:
             return torch.where(s > tau, R, 0)
@@ -56,7 +58,23 @@ def rectified(
         passes = rows > percentile(rows, q, interpolation).unsqueeze(1)
         return torch.where(passes.reshape(s.shape), R, 0)
 
+    def _fast(op: Op, R: Tensor) -> Tensor | None:
+        """The same by a kernel that reads activation and gradient once, where there is one."""
+        if eps or interpolation != "nearest" or not R.numel():
+            return None
+        k = None if tau is not None else rank(R.numel() // op.batch, q)
+        carry = op.facts.get("carry", False)
+        return kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.current.sums, carry)
+
+    rectified.looks = True  # type: ignore[attr-defined]
     return _of_output(rectified)
+
+
+def compared(op: Op, rule: str) -> str:
+    """Which of PR1 to PR4 acts here."""
+    if rule != "mod":
+        return rule
+    return "PR1" if op.facts.get("last") else "PR2"
 
 
 def deconv() -> Rule:

@@ -1,0 +1,216 @@
+"""The native kernels (native/*.c) as Python functions: float32 on the CPU. Optional: `load` gives None where
+they were not built."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
+
+FOLDER = Path(__file__).parent
+LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build.py
+RULES = {"PR1": 0, "PR2": 1, "PR3": 2, "PR4": 3}
+DENSEST = 0.25  # share of units from which on a dense convolution is the faster one
+
+
+class _Survivors(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("units", c_int64),
+        ("count", POINTER(c_int64)),
+        ("position", POINTER(POINTER(c_int32))),
+        ("value", POINTER(POINTER(c_float))),
+        ("tau", POINTER(c_float)),
+    )
+
+
+class _Scores(Structure):
+    _fields_ = (
+        ("a", c_void_p),
+        ("r", c_void_p),
+        ("rows", c_int64),
+        ("units", c_int64),
+        ("a_stride", c_int64),
+        ("r_stride", c_int64),
+        ("rule", c_int32),
+    )
+
+
+class Convolution(Structure):
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in "samples channels_in height width channels_out out_height out_width kernel_y kernel_x "
+        "stride_y stride_x padding_y padding_x dilation_y dilation_x groups "
+        "first_y last_y first_x last_x".split()
+    )
+
+
+class Library(NamedTuple):
+    level: str
+    functions: ctypes.CDLL
+
+
+@functools.cache
+def load() -> Library | None:
+    """The library for this processor's instructions; None where there is none."""
+    level = _level()
+    while level >= 0:
+        path = FOLDER / f"_native_{LEVELS[level]}.so"
+        if path.exists():
+            return Library(LEVELS[level], _declared(ctypes.CDLL(str(path))))
+        level -= 1
+    return None
+
+
+def _level() -> int:
+    base = FOLDER / "_native_base.so"
+    return int(ctypes.CDLL(str(base)).rg_level()) if base.exists() else -1
+
+
+def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
+    lib.rg_select.restype = POINTER(_Survivors)
+    lib.rg_select.argtypes = [POINTER(_Scores), c_int64, c_float, c_double, POINTER(c_double), c_int]
+    lib.rg_free.argtypes = [POINTER(_Survivors)]
+    lib.rg_masked.argtypes = [POINTER(_Survivors), POINTER(_Scores), c_void_p, c_int]
+    lib.rg_conv.argtypes = [POINTER(_Survivors), POINTER(Convolution), c_void_p, c_void_p, c_void_p, c_int]
+    lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
+    lib.rg_use_pool.argtypes = [c_void_p]
+    lib.rg_use_pool(_pool())
+    return lib
+
+
+def _pool() -> int | None:
+    """The address of GOMP_parallel in the OpenMP runtime that torch brought along."""
+    for path in _openmp():
+        try:
+            return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _openmp() -> list[str]:
+    try:
+        maps = Path("/proc/self/maps").read_text().split()
+    except OSError:
+        return []
+    return sorted({word for word in maps if word.startswith("/") and _is_openmp(Path(word).name)})
+
+
+def _is_openmp(name: str) -> bool:
+    return name.startswith(("libgomp", "libiomp5", "libomp")) and ".so" in name
+
+
+class Lists:
+    """The native lists of one layer, freed with this object."""
+
+    def __init__(self, library: Library, pointer: Any) -> None:
+        self.library, self.pointer = library, pointer
+        weakref.finalize(self, library.functions.rg_free, pointer)
+
+    @property
+    def tau(self) -> list[float]:
+        content = self.pointer.contents
+        return list(content.tau[: content.rows])
+
+    @property
+    def counts(self) -> list[int]:
+        """Units that passed in each row; -1 where they are too many for a list."""
+        content = self.pointer.contents
+        return list(content.count[: content.rows])
+
+    def dense(self, shape: torch.Size) -> Tensor:
+        out = torch.empty(shape, dtype=torch.float32, device="cpu")
+        self.library.functions.rg_masked(self.pointer, None, out.data_ptr(), torch.get_num_threads())
+        return out
+
+
+def _select(
+    library: Library, scores: _Scores, rank: int, tau: float, densest: float, seen: list | None
+) -> Lists | None:
+    total = c_double()
+    threads = torch.get_num_threads()
+    pointer = library.functions.rg_select(byref(scores), rank, tau, densest, byref(total), threads)
+    if not pointer:
+        return None
+    if seen is not None:
+        seen.append(total.value)
+    return Lists(library, pointer)
+
+
+def smallest(library: Library, score: Tensor, k: int) -> Tensor | None:
+    """The k-th smallest of each row, counted from 1."""
+    score = score.detach().contiguous()
+    rows, units = score.shape
+    scores = _Scores(None, score.data_ptr(), rows, units, units, units, RULES["PR4"])
+    lists = _select(library, scores, units - k, 0.0, 0.0, None)
+    return None if lists is None else torch.tensor(lists.tau, dtype=torch.float32, device="cpu")
+
+
+def rectify(
+    library: Library,
+    a: Tensor,
+    R: Tensor,
+    rows: int,
+    k: int | None,
+    tau: float | None,
+    rule: str,
+    seen: list,
+    carry: bool,
+) -> Tensor | None:
+    if a.dtype != torch.float32 or R.dtype != torch.float32:
+        return None
+    turned = not a.is_contiguous() and a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last)
+    if turned:
+        a, R = a.permute(0, 2, 3, 1), R.permute(0, 2, 3, 1)
+    a = a.contiguous()
+    if rows == 1 or not R[0].is_contiguous():
+        R = R.contiguous()
+    units = a.numel() // rows
+    step = R.stride(0) if rows > 1 else units
+    scores = _Scores(a.data_ptr(), R.data_ptr(), rows, units, units, step, RULES[rule])
+    rank = -1 if k is None else units - k
+    lists = _select(library, scores, rank, 0.0 if tau is None else tau, DENSEST, seen)
+    if lists is None:
+        return None
+    passed = Survivors(lists, a.shape)
+    if carry and not turned and rows == len(a) and min(lists.counts) >= 0:
+        return carrier(passed)
+    out = torch.empty_like(a)
+    library.functions.rg_masked(lists.pointer, byref(scores), out.data_ptr(), torch.get_num_threads())
+    if turned:
+        return out.permute(0, 3, 1, 2)
+    return with_survivors(out, passed) if rows == len(a) and max(lists.counts) >= 0 else out
+
+
+def conv(passed: Survivors, c: Any, weight: Tensor, out: Tensor) -> bool:
+    """The gradient at a convolution's input into `out`, for the samples that have lists."""
+    lists, scale = passed.lists, passed.scale
+    scale = None if scale is None else scale.contiguous()
+    status = lists.library.functions.rg_conv(
+        lists.pointer,
+        byref(c),
+        weight.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return bool(status == 0)
+
+
+def linear(passed: Survivors, weight: Tensor, out: Tensor) -> None:
+    """The gradient at a linear layer's input into `out`."""
+    lists = passed.lists
+    outputs, inputs = weight.shape
+    positions = lists.pointer.contents.units // outputs
+    lists.library.functions.rg_linear(
+        lists.pointer, positions, inputs, outputs, weight.data_ptr(), out.data_ptr(), torch.get_num_threads()
+    )

@@ -1,0 +1,65 @@
+/* Tasks on several threads: those of the OpenMP runtime in the process if there is one, else our own. */
+#include "parallel.h"
+#include "rectgrad.h"
+#include <stdatomic.h>
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
+#define MOST_THREADS 256
+
+typedef struct {
+    atomic_llong next;
+    int64_t tasks;
+    void (*work)(void *, int64_t);
+    void *context;
+} queue;
+
+static void (*pool)(void (*)(void *), void *, unsigned, unsigned);
+
+void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned)) { pool = gomp_parallel; }
+
+static void drain(void *data) {
+    queue *q = data;
+    for (int64_t i; (i = atomic_fetch_add(&q->next, 1)) < q->tasks;) q->work(q->context, i);
+}
+
+#ifndef _WIN32
+static void *drained(void *data) {
+    drain(data);
+    return 0;
+}
+
+static void own_threads(queue *q, int threads) {
+    pthread_t started[MOST_THREADS];
+    int n = 0;
+    while (n < threads - 1 && !pthread_create(&started[n], 0, drained, q)) n++;
+    drain(q);
+    while (n) pthread_join(started[--n], 0);
+}
+#else
+static void own_threads(queue *q, int threads) { (void)threads, drain(q); }
+#endif
+
+void parallel(int64_t tasks, int threads, void (*work)(void *, int64_t), void *context) {
+    queue q = {.tasks = tasks, .work = work, .context = context};
+    if (threads > tasks) threads = (int)tasks;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads <= 1)
+        drain(&q);
+    else if (pool)
+        pool(drain, &q, (unsigned)threads, 0);
+    else
+        own_threads(&q, threads);
+}
+
+int rg_level(void) {
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}

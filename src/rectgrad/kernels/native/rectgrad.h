@@ -1,0 +1,54 @@
+/* The native kernels: exact selection, and the backward pass of convolutions and linear layers over the few
+   units that it left. A plain C interface: no torch, no Python. Each instruction set is a library of its own,
+   built from the same sources. */
+#ifndef RECTGRAD_H
+#define RECTGRAD_H
+#include <stdint.h>
+
+/* What passed a rectified activation: for each row (sample) the units in ascending order with their R.
+   A row with count -1 has too many to be worth a list; tau tells which they are. */
+typedef struct {
+    int64_t rows, units;
+    int64_t *count;
+    int32_t **position;
+    float **value;
+    float *tau;
+} survivors;
+
+enum { PR1, PR2, PR3, PR4 };
+
+/* The arriving gradient R and the activation a: `rows` rows of `units` floats, the rows this far apart. */
+typedef struct {
+    const float *a, *r;
+    int64_t rows, units, a_stride, r_stride;
+    int32_t rule;
+} scores;
+
+typedef struct {
+    int64_t samples, channels_in, height, width, channels_out, out_height, out_width;
+    int64_t kernel_y, kernel_x, stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x, groups;
+    int64_t first_y, last_y, first_x, last_x; /* outputs [first, last) pass; the others saw padding */
+} convolution;
+
+/* tau is the element at index `rank` from the largest, or the constant given where rank < 0. Rows of which
+   more than `densest` (a share) pass get no list. `seen` receives the sum of R: not finite if an R is not. */
+survivors *rg_select(const scores *s, int64_t rank, float tau, double densest, double *seen, int threads);
+void rg_free(survivors *s);
+
+/* R where the score exceeds tau, 0 elsewhere. */
+void rg_masked(const survivors *s, const scores *of, float *out, int threads);
+
+/* The gradient at a convolution's input. R is multiplied by `scale`, one number a channel, where not null.
+   Returns 0, or -1 without memory. Rows without a list are left as they are. */
+int rg_conv(const survivors *s, const convolution *c, const float *weight, const float *scale, float *out,
+            int threads);
+
+/* The gradient at a linear layer's input: out (rows, positions, inputs), weight (outputs, inputs). */
+int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t outputs, const float *weight,
+              float *out, int threads);
+
+/* Use the thread pool of the OpenMP runtime that is loaded already: a second one would fight it. */
+void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned));
+
+int rg_level(void); /* what this processor has: 2 AVX-512, 1 AVX2, 0 anything else */
+#endif

@@ -1,0 +1,63 @@
+"""What passed a rectified activation, as lists: how it travels to the step that takes it.
+
+The lists are an attribute of the gradient tensor that autograd hands on. That tensor is either the whole
+gradient, mostly zeros, or, where the only step to come takes the lists, a mere carrier: one NaN, expanded. So
+nothing is ever computed from a carrier by mistake without being noticed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Survivors:
+    """The units of one layer that passed. `scale`: a factor for each channel, put off until it is used."""
+
+    def __init__(self, lists: Any, shape: torch.Size, scale: Tensor | None = None) -> None:
+        self.lists, self.shape, self.scale = lists, shape, scale
+
+    def scaled(self, scale: Tensor) -> Survivors:
+        return Survivors(self.lists, self.shape, scale if self.scale is None else self.scale * scale)
+
+    def dense(self) -> Tensor:
+        """The whole gradient; only where every sample has a list."""
+        whole: Tensor = self.lists.dense(self.shape)
+        return whole if self.scale is None else whole * channelwise(self.scale, whole)
+
+
+def channelwise(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.reshape(1, -1, *(1,) * (like.dim() - 2))
+
+
+def with_survivors(R: Tensor, passed: Survivors) -> Tensor:
+    """R, whose non-zero units these are."""
+    R._survivors = passed, R._version  # type: ignore[attr-defined]
+    return R
+
+
+def carrier(passed: Survivors) -> Tensor:
+    nan = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
+    return with_survivors(nan.expand(passed.shape), passed)
+
+
+def carried(R: Tensor) -> bool:
+    """Whether R is a mere carrier."""
+    return hasattr(R, "_survivors") and not any(R.stride())
+
+
+def survivors_of(R: Tensor) -> Survivors | None:
+    """The lists that came with R, unless it was written in the meantime."""
+    passed, version = getattr(R, "_survivors", (None, 0))
+    return passed if passed is not None and version == R._version else None
+
+
+def dense(R: Tensor) -> Tensor:
+    """R itself, or what it stands for."""
+    if carried(R):
+        passed = survivors_of(R)
+        assert passed is not None
+        return passed.dense()
+    return R

@@ -1,0 +1,181 @@
+"""Linear steps of a network and their plain gradient without a graph: convolutions, linear layers, batch
+norms that use their running statistics. Dense as torch computes it, or from the few units that passed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import kernels
+from rectgrad.kernels import Survivors, native
+from rectgrad.kernels.survivors import carrier, channelwise, with_survivors
+from rectgrad.windows import per_dim
+
+if TYPE_CHECKING:
+    from rectgrad.op import Op
+
+Region = tuple[tuple[int, int], ...]  # [first, last) of each convolved dimension
+
+
+class Conv:
+    """y = x * weight; the gradient needs of x its shape alone."""
+
+    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+        self.x, self.weights = x, Weights(op, "weight")
+        self.kernel = tuple(self.weights["weight"].shape[2:])
+        padding, dims = op.argument("padding", 0), len(self.kernel)
+        self.padding = per_dim(0 if padding == "valid" else padding, dims)
+        self.stride = per_dim(op.argument("stride", 1), dims)
+        self.dilation = per_dim(op.argument("dilation", 1), dims)
+        self.groups, self.outputs = op.argument("groups", 1), tuple(y.shape[1:])
+        dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
+        self.takes_lists = kernels.carries(x) and dims <= 2 and dense
+
+    def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
+        shape = self.stride, self.padding, self.dilation, False, (0,) * len(self.kernel), self.groups
+        weight, only_x = self.weights["weight"], (True, False, False)
+        x = self.x if x is None else x
+        grad: Tensor = torch.ops.aten.convolution_backward.default(R, x, weight, None, *shape, only_x)[0]
+        return grad
+
+    def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
+        out = torch.empty(self.x.shape, dtype=torch.float32, device="cpu")
+        if not native.conv(passed, self._call(within), self.weights["weight"], out):
+            return None
+        for row, count in enumerate(passed.lists.counts):
+            if count < 0:  # too many for a list: this sample the dense way
+                one = slice(row, row + 1)
+                out[one] = self.gradient(outside_zeroed(R[one], within), self.x[one])
+        return out
+
+    def _call(self, within: Region | None) -> native.Convolution:
+        """The convolution in two dimensions; one dimension is a row."""
+        n, channels_in, *size = self.x.shape
+        channels_out, *outputs = self.outputs
+        within = within or tuple((0, length) for length in outputs)
+        one = (1,) * (2 - len(size))
+        none = (0,) * len(one)
+        ends = (0, 1) * len(one) + tuple(end for ends in within for end in ends)
+        sizes = (n, channels_in, *one, *size, channels_out, *one, *outputs, *one, *self.kernel)
+        steps = (*one, *self.stride, *none, *self.padding, *one, *self.dilation, self.groups)
+        return native.Convolution(*sizes, *steps, *ends)
+
+
+class Linear:
+    """y = x @ weight.T"""
+
+    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+        self.shape, self.weights = x.shape, Weights(op, "weight")
+        dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
+        self.takes_lists = kernels.carries(x) and x.dim() > 1 and dense
+
+    def gradient(self, R: Tensor) -> Tensor:
+        return R @ self.weights["weight"]
+
+    def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
+        if passed.scale is not None or min(passed.lists.counts) < 0:
+            return None
+        out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        native.linear(passed, self.weights["weight"], out)
+        return out
+
+
+class Scale:
+    """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch."""
+
+    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+        self.facts, self.weights = op.facts, Weights(op, "running_var", "weight")
+        self.eps, self.dtype = op.argument("eps", 1e-5), x.dtype
+        self.takes_lists = kernels.carries(x) and y.is_contiguous()
+
+    @property
+    def scale(self) -> Tensor:
+        scale = (self.weights["running_var"] + self.eps).rsqrt()
+        weight = self.weights["weight"]
+        return (scale if weight is None else scale * weight).to(self.dtype)
+
+    def gradient(self, R: Tensor) -> Tensor:
+        return R * channelwise(self.scale, R)
+
+    def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
+        scaled = passed.scaled(self.scale)
+        if self.facts.get("carry") and min(passed.lists.counts) >= 0:
+            return carrier(scaled)
+        return with_survivors(self.gradient(kernels.dense(R)), scaled)
+
+
+class Weights:
+    """The parameters of a call, as they were when it ran."""
+
+    def __init__(self, op: Op, *names: str) -> None:
+        self._op, self._names = weakref.proxy(op), names  # the op has the step, not the other way round
+        self.settle()
+
+    def settle(self) -> None:
+        """As the op has them now, they are right."""
+        self._versions = {name: _version(self._op.argument(name)) for name in self._names}
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._op.argument(name)
+        if _version(value) != self._versions[name]:
+            raise RuntimeError(f"the {name} of {self._op.name} was modified by an inplace operation")
+        return value
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) else 0
+
+
+Step = Conv | Linear | Scale
+
+
+def maker_of(op: Op, x: Tensor) -> Callable[[Op, Tensor, Tensor], Step] | None:
+    """What makes the op a linear step of x once it ran; None where it is no such step, or of mixed types."""
+    suits, make = _STEPS.get(op.family, (None, None))
+    if suits is None or op.data_count != 1 or torch.is_autocast_enabled(x.device.type):
+        return None
+    of_x = not isinstance(op.args[0] if op.args else op.kwargs.get("input"), Tensor)
+    return make if of_x and suits(op, x) else None
+
+
+def _conv(op: Op, x: Tensor) -> bool:
+    weight, padding = op.argument("weight"), op.argument("padding", 0)
+    if not isinstance(weight, Tensor) or weight.dtype != x.dtype or padding == "same":
+        return False
+    return x.dim() == weight.dim() > 2
+
+
+def _linear(op: Op, x: Tensor) -> bool:
+    weight = op.argument("weight")
+    return isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype == x.dtype
+
+
+def _batch_norm(op: Op, x: Tensor) -> bool:
+    fixed = isinstance(op.argument("running_var"), Tensor) and not op.argument("training", False)
+    return fixed and x.dim() > 1 and op.name == "batch_norm"
+
+
+_STEPS: dict[str, Any] = {
+    "conv": (_conv, Conv),
+    "linear": (_linear, Linear),
+    "batch_norm": (_batch_norm, Scale),
+}
+
+
+def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:
+    """R times 1 within the region and 0 outside: what is not finite there stays so, and is noticed."""
+    if within is None:
+        return R
+    return R * _ones_within(tuple(R.shape[-len(within) :]), within, R.dtype, R.device)
+
+
+@lru_cache(maxsize=512)
+def _ones_within(size: tuple[int, ...], within: Region, dtype: torch.dtype, device: torch.device) -> Tensor:
+    mask = torch.zeros(size, dtype=dtype, device="cpu")
+    mask[tuple(slice(first, last) for first, last in within)] = 1
+    return mask.to(device)
