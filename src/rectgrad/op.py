@@ -30,11 +30,15 @@ class Slot(int):
 
 def fill(value: Any, data: Sequence[Tensor]) -> Any:
     """`value` with the data tensors back in their slots."""
-    if type(value) is Slot:
+    kind = type(value)
+    if kind is Slot:
         return data[value]
-    if type(value) in (list, tuple):
-        return type(value)(fill(v, data) for v in value)
+    if kind is tuple or kind is list:
+        return kind([fill(v, data) if type(v) in _FILLED else v for v in value])
     return value
+
+
+_FILLED = (Slot, tuple, list)
 
 
 def unshared(value: Any, storage: int) -> Any:
@@ -63,10 +67,11 @@ class Current:
 
 
 class Keep(NamedTuple):
-    """What is kept of a call for the rule of its family."""
+    """What is kept of a call for the rule of its family, and which calls it concerns (None: all)."""
 
     inputs: bool = True
     output: bool = True
+    concerns: Callable[[Op], bool] | None = None
 
 
 class Op:
@@ -110,10 +115,9 @@ class Op:
         """An argument by name, however it was passed; data tensors as recorded."""
         if name in self.kwargs:
             value = self.kwargs[name]
-        elif name in self.spec.names and self.spec.names.index(name) < len(self.args):
-            value = self.args[self.spec.names.index(name)]
         else:
-            return default
+            at = self.spec.names.index(name) if name in self.spec.names else len(self.args)
+            value = self.args[at] if at < len(self.args) else None
         return default if value is None else fill(value, self.inputs)
 
     def call(self, *inputs: Tensor) -> Any:

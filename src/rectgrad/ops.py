@@ -81,6 +81,12 @@ BY_HAND = frozenset(
     "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax erf".split()
 )
 
+# Asked of a tensor, not done with it: the engine has nothing to see there.
+QUESTIONS = frozenset(
+    "dim size stride numel nelement ndimension element_size storage_offset data_ptr is_contiguous "
+    "is_floating_point is_complex is_inference is_tensor is_same_size get_device __len__".split()
+)
+
 # Parameter names by position, for builtins that Python cannot inspect.
 _POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
 SIGNATURES: dict[str, str] = {

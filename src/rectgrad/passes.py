@@ -37,6 +37,8 @@ class Pass:
         self.tape = tape
         tape.foreign_leaves, tape.current.batch = True, self.n
         self.adopt(subject.region)
+        if subject.region is not None:
+            subject.region.begin()
         tape.trace.root = subject.model if isinstance(subject.model, nn.Module) else None
         with torch.inference_mode(False), torch.enable_grad():
             self.leaves = tuple(_leaf(x) for x in subject.inputs)

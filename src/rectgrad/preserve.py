@@ -34,36 +34,44 @@ class Snapshot:
         self._empty: list[dict] = []
         self._headers: list[Header] = []
         self.modules: list[nn.Module] = []
-        waiting, met = list[Any](modules_in(root)), set[int]()
-        while waiting:
-            value = waiting.pop()
+        self._waiting, met = list[Any](modules_in(root)), set[int]()
+        while self._waiting:
+            value = self._waiting.pop()
             if id(value) not in met:
                 met.add(id(value))
-                waiting.extend(self._take(value))
+                self._take(value)
 
     @property
     def tensors(self) -> list[Tensor]:
         return [header.tensor for header in self._headers]
 
-    def _take(self, value: Any) -> Iterable[Any]:
-        """Remember a value's content; returns what may hold state further down."""
+    def _take(self, value: Any) -> None:
+        """Remember a value's content; what may hold state further down waits for its turn."""
         if isinstance(value, Tensor):
-            if is_lazy(value):
-                return ()
-            self._headers.append(Header(value))
-            return () if self._headers[-1].grad is None else (self._headers[-1].grad,)
+            if type(value) in _SETTLED or not is_lazy(value):
+                self._headers.append(Header(value))
+                if self._headers[-1].grad is not None:
+                    self._waiting.append(self._headers[-1].grad)
+            return
         if isinstance(value, nn.Module):
             self.modules.append(value)
-        if _has_attributes(value):
+            value = value.__dict__
+        elif not isinstance(value, (*_CONTAINERS, tuple)) and _has_attributes(value):
             value = vars(value)
         if isinstance(value, _CONTAINERS) or (isinstance(value, np.ndarray) and value.nbytes < LONGEST):
             self._contents.append((value, value.copy()))
-        if not isinstance(value, (*_CONTAINERS, tuple)) or len(value) > LONGEST:
-            return ()
-        inside = [v for v in (value.values() if isinstance(value, dict) else value) if type(v) not in _ATOMS]
-        # A module has some twenty containers for hooks, nearly always empty.
-        self._empty += [v for v in inside if type(v) in _DICTS and not v]
-        return [v for v in inside if type(v) not in _DICTS or v]
+        if isinstance(value, (*_CONTAINERS, tuple)) and len(value) <= LONGEST:
+            self._look_inside(value.values() if isinstance(value, dict) else value)
+
+    def _look_inside(self, values: Iterable[Any]) -> None:
+        for value in values:
+            kind = type(value)
+            if kind in _ATOMS or (kind is tuple and all(type(v) in _ATOMS for v in value)):
+                continue
+            if kind in _DICTS and not value:  # a module has some twenty for hooks, nearly always empty
+                self._empty.append(value)
+            else:
+                self._waiting.append(value)
 
     def restore(self) -> None:
         for container in self._empty:
@@ -79,6 +87,8 @@ class Snapshot:
 class Header:
     """What a tensor is besides its values: where they lie, whether it asks for a gradient, and which."""
 
+    __slots__ = ("_asks", "_data", "grad", "tensor")
+
     def __init__(self, x: Tensor) -> None:
         self.tensor, self._data, self._asks = x, x.detach(), x.requires_grad
         self.grad = x.grad if x.is_leaf else None
@@ -87,7 +97,7 @@ class Header:
         x = self.tensor
         if x.grad_fn is not None and not self._asks and not x._is_view():
             x.detach_()  # it was written with values that depend on the input
-        if x.layout == torch.strided and not x.is_nested and _place(x) != _place(self._data):
+        if _moved(x, self._data):
             x.data = self._data
         if x.is_leaf and x.requires_grad != self._asks:
             x.requires_grad_(self._asks)
@@ -95,11 +105,14 @@ class Header:
             x.grad = self.grad
 
 
-def _place(x: Tensor) -> tuple[Any, ...]:
-    """Where a tensor's values lie."""
-    return x.data_ptr(), x.shape, x.stride()
+def _moved(x: Tensor, before: Tensor) -> bool:
+    """Whether a tensor's values lie elsewhere than before, or in another shape."""
+    if x.layout != torch.strided or x.is_nested:
+        return False
+    return x.data_ptr() != before.data_ptr() or x.shape != before.shape or x.stride() != before.stride()
 
 
+_SETTLED = (Tensor, nn.Parameter)  # what these hold is there: they are not lazy
 _CONTAINERS = (dict, list, set, deque)
 _DICTS = (dict, OrderedDict)
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
@@ -215,19 +228,21 @@ class Region:
             self._snapshot, self._users = self._active[self._key]
             self._users[0] += 1
         self._own = Snapshot(target) if callable(target) else None
+        self._begun = False
         self.modules = self._snapshot.modules
         own = self._own.tensors if self._own is not None else []
         self.keeper = Keeper([*self._snapshot.tensors, *own, *tensors])
 
-    def restore(self) -> None:
-        """Back to the beginning, random numbers included, for the next pass; attributes only where nobody
-        else is in the middle."""
-        with self._guard:
-            if self._users[0] == 1:
-                self._snapshot.restore()
-        self._restore_own()
+    def begin(self) -> None:
+        """Before a pass: attributes as the first one found them, where nobody else is in the middle."""
+        if self._begun:
+            with self._guard:
+                if self._users[0] == 1:
+                    self._snapshot.restore()
+        self._begun = True
 
-    def _restore_own(self) -> None:
+    def restore(self) -> None:
+        """After a pass: what it wrote, and the random numbers."""
         if self._own is not None:
             self._own.restore()
         self.keeper.restore()
@@ -235,7 +250,7 @@ class Region:
 
     def close(self) -> None:
         try:
-            self._restore_own()
+            self.restore()
         finally:
             with self._guard:
                 self._users[0] -= 1

@@ -86,11 +86,12 @@ class Subject:
         families = frozenset(rules) | method.families
         if self.diagnosing:
             return Tape(families | frozenset(ops.FAMILIES), decompose=method.decompose)
+        carries = method.thresholds and self.observe is None and kernels.carries(self.inputs[0])
         if self.observe is not None:
             families |= ops.RECTIFIERS
-        elif method.thresholds and kernels.carries(self.inputs[0]):
+        elif carries:
             families |= CARRYING
-        keeps = {family: keeping(family, rules.get(family)) for family in families}
+        keeps = {family: keeping(family, rules.get(family), carries) for family in families}
         return Tape(families, keeps, method.decompose)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
@@ -136,10 +137,11 @@ class Subject:
 CARRYING = frozenset({"conv", "linear", "batch_norm"})
 
 
-def keeping(family: str, rule: Any) -> Keep:
+def keeping(family: str, rule: Any, carries: bool) -> Keep:
     """What a rule reads of the calls it is for; without one, what the plain gradient does."""
     shapes_only = getattr(rule, "shapes_only", rule is None and family in CARRYING)
-    return Keep(not (shapes_only or getattr(rule, "output_only", False)), not shapes_only)
+    inputs = not (shapes_only or getattr(rule, "output_only", False))
+    return Keep(inputs, not shapes_only, None if carries else getattr(rule, "concerns", None))
 
 
 def mixes_samples(subject: Subject, passed: Pass) -> bool:

@@ -63,7 +63,10 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _ATTRIBUTES:
+        name = getattr(func, "__name__", "")
+        if name in ops.QUESTIONS:
+            return func(*args, **kwargs)
+        if name in _ATTRIBUTES:
             if getattr(getattr(func, "__self__", None), "__name__", "") in _TRANSPOSES:
                 args = (self._weight(args[0]), *args[1:])
             return func(*args, **kwargs)
@@ -74,8 +77,8 @@ class Tape(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return self._without_grad(spec, func, args, kwargs)
         data: list[Tensor] = []
-        args = tuple(self._prepare(a, data) for a in args)
-        kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()}
+        args = tuple([self._prepare(a, data) for a in args])
+        kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
         args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
@@ -89,7 +92,7 @@ class Tape(TorchFunctionMode):
                 return Slot(len(data) - 1)
             return value.clone() if value.is_inference() else value
         if type(value) in (list, tuple):
-            return type(value)(self._prepare(v, data) for v in value)
+            return type(value)([self._prepare(v, data) for v in value])
         return value
 
     def _weight(self, x: Tensor) -> Tensor:
@@ -129,8 +132,14 @@ class Tape(TorchFunctionMode):
         op.family = ops.refine(spec.family, spec.name, op.argument)
         if len(data) > 1 and op.family in ops.OF_ONE:
             return None
-        wanted = self.families is None or op.family in self.families or op.family in self.decompose
-        return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
+        op.data_count, op.sources = len(data), tuple([op_of(x.grad_fn) for x in data])
+        return op if self._wanted(op) or (writes and op.family in ops.RECTIFIERS) else None
+
+    def _wanted(self, op: Op) -> bool:
+        if self.families is not None and op.family not in self.families:
+            return op.family in self.decompose
+        keep = self.keeps.get(op.family)
+        return keep is None or keep.concerns is None or keep.concerns(op)
 
     def _may_overwrite(self, op: Op, target: Any, data: list[Tensor]) -> bool:
         """Whether an in-place op can run as it is: nobody asks for its input, and it is all of a tensor."""
@@ -144,8 +153,7 @@ class Tape(TorchFunctionMode):
         )
 
     def _bridge(self, op: Op, data: list[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
-        op.module, op.data_count = calling_module(), len(data)
-        op.sources = tuple(op_of(x.grad_fn) for x in data)
+        op.module = calling_module()
         with identity_hooks():
             if in_place is not None:
                 result = BridgeInPlace.apply(op, in_place, *data)
@@ -180,7 +188,7 @@ class Tape(TorchFunctionMode):
         self._before_write(spec, args, kwargs, inplace)
         if spec.name in _LOOKS and data and data[0].grad_fn is not None:
             graph.mark_hooked(data[0])
-        with identity_hooks(), _writable(args), _differentiable_recurrence(spec.name, data):
+        with _surroundings(spec.name, args, data):
             result = func(*args, **kwargs)
         if data and spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
@@ -251,17 +259,28 @@ def _differentiable(result: Any) -> bool:
     return isinstance(result, Tensor) and result.requires_grad
 
 
+def _surroundings(name: str, args: tuple, data: list[Tensor]) -> Any:
+    """What a call needs around it. Nearly always nothing."""
+    needed = [_writable(args), identity_hooks()]
+    if name in _RECURRENT and data and data[0].is_cuda:
+        # cuDNN's recurrent networks have a backward pass in training mode alone.
+        needed.append(torch.backends.cudnn.flags(enabled=False))
+    if needed == [_NOTHING, _NOTHING]:
+        return _NOTHING
+    together = contextlib.ExitStack()
+    for each in needed:
+        together.enter_context(each)
+    return together
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_NOTHING = contextlib.nullcontext()
+
+
 def _writable(args: tuple) -> Any:
     """Tensors made in inference mode are written in inference mode alone."""
     made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
-    return torch.inference_mode() if made_there else contextlib.nullcontext()
-
-
-def _differentiable_recurrence(name: str, data: list[Tensor]) -> Any:
-    """cuDNN's recurrent networks have a backward pass in training mode alone."""
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data and data[0].is_cuda:
-        return torch.backends.cudnn.flags(enabled=False)
-    return contextlib.nullcontext()
+    return torch.inference_mode() if made_there else _NOTHING
 
 
 def _updates(spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
@@ -284,7 +303,7 @@ def identity_hooks() -> Any:
     """Checkpointing saves nothing and runs its function again in the backward pass, out of our sight:
     what is saved under its hooks is saved as it is instead."""
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return contextlib.nullcontext()
+        return _NOTHING
     return torch.autograd.graph.saved_tensors_hooks(_same, _same)
 
 

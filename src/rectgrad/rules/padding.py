@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rectgrad.op import Op, Rule
-from rectgrad.steps import Region
+from rectgrad.steps import Conv, Region
 from rectgrad.windows import clear_of_padding, per_dim
 
 
@@ -24,17 +24,22 @@ def masked_padding() -> Rule:
         return op.vjp(R, within=op.facts["region"])
 
     masked_padding.shapes_only = True  # type: ignore[attr-defined]
+    masked_padding.concerns = padded  # type: ignore[attr-defined]
     return masked_padding
+
+
+def padded(op: Op) -> bool:
+    """Whether a convolution may see zero padding at all."""
+    padding = op.argument("padding", 0)
+    own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
+    return own or any(source is not None and source.family == "pad" for source in op.sources)
 
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
-    weight = op.argument("weight")
-    dims = weight.dim() - 2
+    kernel, stride, dilation, own = _geometry(op)
+    dims = len(kernel)
     size, outputs = op.input_shapes[0][-dims:], op.shape[-dims:]
-    kernel = tuple(weight.shape[-dims:])
-    stride, dilation = (per_dim(op.argument(name, 1), dims) for name in ("stride", "dilation"))
-    own = _own_padding(op, kernel, dilation)
     before, after = _pad_before(op, dims)
     region = tuple(
         clear_of_padding(
@@ -47,12 +52,18 @@ def passing_region(op: Op) -> Region | None:
     return None if nothing_left or everything else region
 
 
-def _own_padding(op: Op, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-    """The convolution's own padding before the first element. torch pads "same" less on this side."""
+def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, dilation, and the convolution's own padding before the first element."""
+    if isinstance(op.step, Conv):
+        return op.step.kernel, op.step.stride, op.step.dilation, op.step.padding
+    kernel = tuple(op.argument("weight").shape[2:])
+    stride, dilation = (per_dim(op.argument(name, 1), len(kernel)) for name in ("stride", "dilation"))
     padding = op.argument("padding", 0)
-    if padding == "same":
-        return tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
-    return per_dim(0 if padding == "valid" else padding, len(kernel))
+    if padding == "same":  # torch pads less on this side
+        own = tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
+    else:
+        own = per_dim(0 if padding == "valid" else padding, len(kernel))
+    return kernel, stride, dilation, own
 
 
 def _pad_before(op: Op, dims: int) -> tuple[list[int], list[int]]:
