@@ -208,7 +208,7 @@ def op_for(func, family, x, *args):
     op = Op(
         Spec(family, family, func, ("input", "weight", "bias", *CONV), False), family, args, {}, Current()
     )
-    op.data_count = 1
+    op.data_count, op.current.carries = 1, True
     OPS.append(op)
     return op
 

@@ -3,6 +3,7 @@ the ops around them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.op import Op, Overwrite, op_of, storage_of
+from rectgrad.op import BRIDGES, Op, Overwrite, storage_of
 from rectgrad.trace import Trace
 
 # Backward nodes of rectifiers. Ours are bridged, so one of these was run where the engine could not see it.
@@ -31,23 +32,38 @@ _COVERED = "rectgrad: all of the base was overwritten"
 _HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
 
 
-def walk(scores: Tensor) -> list[Any]:
-    """All nodes of the graph below `scores`."""
-    nodes: dict[Any, None] = {}
-    waiting = [scores.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes[node] = None
-            waiting.extend(below(node))
-    return list(nodes)
+class Graph:
+    """All nodes below a score: the nodes that gradient goes to from each, and the ops that are recorded."""
 
+    def __init__(self, scores: Tensor) -> None:
+        self.root = scores.grad_fn
+        self.below: dict[Any, list[Any]] = {}
+        self.ops: dict[Any, Op] = {}
+        waiting: list[Any] = [self.root]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in self.below:
+                waiting.extend(self._enter(node))
 
-def below(node: Any) -> list[Any]:
-    """The nodes that gradient goes to from here. What an in-place op overwrote gets none."""
-    following = [f for f, _ in node.next_functions]
-    overwrites = getattr(node, "_forward_cls", None) is Overwrite or node.metadata.get(_COVERED)
-    return following[1:] if overwrites else following
+    def _enter(self, node: Any) -> list[Any]:
+        """What an in-place op overwrote gets no gradient."""
+        following = [f for f, _ in node.next_functions]
+        made_by = getattr(node, "_forward_cls", None)
+        if made_by in BRIDGES:
+            self.ops[node] = node.op
+        elif made_by is Overwrite or node.metadata.get(_COVERED):
+            following = following[1:]
+        self.below[node] = following
+        return following
+
+    @functools.cached_property
+    def readers(self) -> dict[Any, list[Any]]:
+        """The nodes that read each node's result."""
+        readers: dict[Any, list[Any]] = {}
+        for node, following in self.below.items():
+            for each in following:
+                readers.setdefault(each, []).append(node)
+        return readers
 
 
 class Written:
@@ -69,16 +85,18 @@ class Written:
             del self._parts[storage_of(base)]
 
 
-def hidden_part(nodes: Iterable[Any], trace: Trace) -> str | None:
+def hidden_part(graph: Graph, trace: Trace) -> str | None:
     """A sentence about the first part of the network whose activations no rule can reach, or None."""
-    for node in nodes:
+    for node in graph.below:
+        if node in graph.ops:
+            continue
         name = node.name() if hasattr(node, "name") else type(node).__name__
         if any(opaque in name for opaque in _OPAQUE):
             return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
         unseen = _unseen(node, name.rstrip("0123456789"))
         if unseen:
             return f"a {unseen} run outside Python (a scripted function, say); use the original Python code"
-        if hasattr(node, "_forward_cls") and op_of(node) is None and name not in _HARMLESS:
+        if hasattr(node, "_forward_cls") and name not in _HARMLESS:
             sentence = _foreign(name.removesuffix("Backward"), trace)
             if sentence:
                 return sentence
@@ -109,34 +127,33 @@ def _foreign(name: str, trace: Trace) -> str | None:
     return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
-def mark_last(scores: Tensor) -> None:
+def mark_last(graph: Graph) -> None:
     """facts["last"]: rectified activations from which the output is reached without meeting another one."""
     met: set[Any] = set()
-    waiting = [scores.grad_fn]
+    waiting = [graph.root]
     while waiting:
         node = waiting.pop()
         if node is None or node in met:
             continue
         met.add(node)
-        op = op_of(node)
+        op = graph.ops.get(node)
         if op is not None and op.family in ops.RECTIFIERS:
             op.facts["last"] = True
         else:
-            waiting.extend(below(node))
+            waiting.extend(graph.below[node])
 
 
-def mark_gates(nodes: Iterable[Any], readers: Readers) -> None:
+def mark_gates(graph: Graph) -> None:
     """facts["gate"]: a ReLU6 of which only a sixth is read. That is a hard sigmoid, which squashes."""
-    gates = [node for node in nodes if (op := op_of(node)) is not None and op.family == "relu6"]
-    for node in gates:
-        op, reading = op_of(node), readers.get(node, [])
-        assert op is not None
-        op.facts["gate"] = len(reading) == 1 and _sixth(reading[0])
+    for node, op in graph.ops.items():
+        if op.family == "relu6":
+            reading = graph.readers.get(node, [])
+            op.facts["gate"] = len(reading) == 1 and _sixth(reading[0], graph.ops.get(reading[0]))
 
 
-def _sixth(node: Any) -> bool:
+def _sixth(node: Any, op: Op | None) -> bool:
     """Whether a node divides by 6."""
-    op, name = op_of(node), node.name().rstrip("0123456789")
+    name = node.name().rstrip("0123456789")
     if op is not None:
         factor = op.args[1] if len(op.args) > 1 and op.data_count == 1 else None
         name = {"div": "DivBackward", "mul": "MulBackward"}.get(op.family, "")
@@ -147,32 +164,32 @@ def _sixth(node: Any) -> bool:
     return abs(float(factor) - (6 if name == "DivBackward" else 1 / 6)) < 1e-3
 
 
-def mark_carrying(nodes: Iterable[Any], readers: Readers) -> None:
+def mark_carrying(graph: Graph) -> None:
     """facts["carry"]: ops whose gradient may travel as lists alone, because it goes to one step, which takes
     lists and gets its gradient from nowhere else."""
-    takers = {node for node in nodes if _takes_lists(node) and len(readers.get(node, ())) == 1}
-    for node in nodes:
-        op = op_of(node)
-        if op is not None and (op.family in ops.RECTIFIERS or op.family == "batch_norm"):
-            following = below(node)
-            op.facts["carry"] = len(following) == 1 and _takes(following[0], takers)
+    takers = {node for node, op in graph.ops.items() if _takes_lists(op) and _read_once(graph, node)}
+    for node, op in graph.ops.items():
+        if op.family in ops.RECTIFIERS or op.family == "batch_norm":
+            following = graph.below[node]
+            op.facts["carry"] = len(following) == 1 and _passes_on(graph, following[0], takers)
 
 
-def _takes(node: Any, takers: set[Any]) -> bool:
+def _takes_lists(op: Op) -> bool:
+    return op.step is not None and op.step.takes_lists
+
+
+def _read_once(graph: Graph, node: Any) -> bool:
+    return len(graph.readers.get(node, ())) == 1 and not node.metadata.get(_HOOKED)
+
+
+def _passes_on(graph: Graph, node: Any, takers: set[Any]) -> bool:
     """A scale hands lists on, so that a convolution must follow: only that knows channels."""
-    op = op_of(node)
-    if node not in takers or op is None:
+    if node not in takers:
         return False
-    if op.family != "batch_norm":
+    if graph.ops[node].family != "batch_norm":
         return True
-    following = below(node)
-    after = op_of(following[0]) if len(following) == 1 else None
-    return following[0] in takers and after is not None and after.family == "conv"
-
-
-def _takes_lists(node: Any) -> bool:
-    op = op_of(node)
-    return op is not None and op.step is not None and op.step.takes_lists and not node.metadata.get(_HOOKED)
+    (after, *others) = graph.below[node]
+    return not others and after in takers and graph.ops[after].family == "conv"
 
 
 def mark_hooked(x: Tensor) -> None:
@@ -183,25 +200,14 @@ def mark_hooked(x: Tensor) -> None:
 
 _HOOKED = "rectgrad: somebody looks at this gradient"
 
-Readers = dict[Any, list[Any]]
 
-
-def readers_of(nodes: Iterable[Any]) -> Readers:
-    """The nodes that read each node's result."""
-    readers: Readers = {}
-    for node in nodes:
-        for following in below(node):
-            readers.setdefault(following, []).append(node)
-    return readers
-
-
-def mark_folded(readers: Readers) -> None:
+def mark_folded(graph: Graph) -> None:
     """facts["folded"]: linear layers whose only reader adds a bias or is a batch norm; the two are one linear
     map, as if the bias were the layer's own or the norm had been folded into the weights."""
-    for node in readers:
-        op = op_of(node)
+    for node in graph.readers:
+        op = graph.ops.get(node)
         if op is not None and op.family in _FOLDABLE and _linear_in_one(op):
-            reader = _only_reader(node, readers)
+            reader = _only_reader(graph, node)
             op.facts["folded"] = reader is not None and (
                 reader.family == "batch_norm" or (reader.family == "add" and reader.data_count == 1)
             )
@@ -216,41 +222,40 @@ _FOLDABLE = ("conv", "conv_transpose", "linear", "matmul", "add")
 _SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Unsqueeze", "Squeeze", "T", "Alias")
 
 
-def _only_reader(node: Any, readers: Readers) -> Op | None:
+def _only_reader(graph: Graph, node: Any) -> Op | None:
     """The recorded op that alone reads a node's result, perhaps in another shape."""
-    while len(readers.get(node, ())) == 1:
-        node = readers[node][0]
-        if op_of(node) is not None:
-            return op_of(node)
+    while len(graph.readers.get(node, ())) == 1:
+        node = graph.readers[node][0]
+        if node in graph.ops:
+            return graph.ops[node]
         if node.name().rstrip("0123456789").removesuffix("Backward") not in _SHAPES:
             return None
     return None
 
 
-def mark_constant(nodes: Iterable[Any], leaves: Iterable[Tensor]) -> None:
+def mark_constant(graph: Graph, leaves: Iterable[Tensor]) -> None:
     """facts["constant"]: for each input of a product, whether it depends on the network's input through a
     softmax alone, or not at all (a weight computed before the call)."""
     weights: dict[Any, bool] = {}
-    for node in nodes:
+    for node in graph.below:
         if hasattr(node, "variable"):
             weights[node] = not any(node.variable is leaf for leaf in leaves)
-    for node in nodes:
-        op = op_of(node)
-        if op is not None and op.family in _PRODUCTS:
-            op.facts["constant"] = tuple(_is_weight(f, weights) for f in below(node))
+    for node, op in graph.ops.items():
+        if op.family in _PRODUCTS:
+            op.facts["constant"] = tuple(_is_weight(graph, f, weights) for f in graph.below[node])
 
 
 _PRODUCTS = ("mul", "matmul", "div", "linear", "conv", "conv_transpose")
 
 
-def _is_weight(node: Any, known: dict[Any, bool]) -> bool:
+def _is_weight(graph: Graph, node: Any, known: dict[Any, bool]) -> bool:
     """All ways from `node` to the network's input lead through a softmax."""
     known[None] = True
     waiting = [node]
     while waiting:
         here = waiting[-1]
-        op = op_of(here)
-        following = [] if here is None else below(here)
+        op = graph.ops.get(here)
+        following = [] if here is None else graph.below[here]
         unknown = [f for f in following if f not in known]
         if here in known:
             waiting.pop()
@@ -270,27 +275,26 @@ _LAST_FAMILIES = ("linear", "matmul")
 _SECOND_FAMILIES = ("conv", "conv_transpose", "batch_norm")
 
 
-def mark_channels(nodes: Iterable[Any]) -> None:
+def mark_channels(graph: Graph) -> None:
     """facts["channels_last"]: whether the layer that made a rectified activation keeps its channels last."""
-    for node in nodes:
-        op = op_of(node)
-        if op is not None and op.family in ops.RECTIFIERS:
-            op.facts["channels_last"] = _made_channels_last(node)
+    for node, op in graph.ops.items():
+        if op.family in ops.RECTIFIERS:
+            op.facts["channels_last"] = _made_channels_last(graph, node)
 
 
-def _made_channels_last(node: Any) -> bool:
+def _made_channels_last(graph: Graph, node: Any) -> bool:
     """Searches from the activation towards the input, nearest first."""
-    waiting, met = below(node), set()
+    waiting, met = list(graph.below[node]), set()
     while waiting:
         node = waiting.pop(0)
         if node is None or node in met:
             continue
         met.add(node)
-        op, name = op_of(node), node.name().rstrip("0123456789")
+        op, name = graph.ops.get(node), node.name().rstrip("0123456789")
         family = op.family if op is not None else ""
         if name in _SECOND or family in _SECOND_FAMILIES:
             return False
         if name in _LAST or family in _LAST_FAMILIES or (op and op.name in ("layer_norm", "rms_norm")):
             return True
-        waiting.extend(below(node))
+        waiting.extend(graph.below[node])
     return False

@@ -58,6 +58,7 @@ class Current:
         # Of every R that met a rule a sum, not finite if the R is not: one check at the end.
         self.sums: list[Tensor | float] = []
         self.ran: set[str] = set()  # families whose rule ran
+        self.carries = False  # what passed an activation may travel as lists: see kernels/survivors.py
         self.once = False  # the recorded values may go as soon as they were used
 
     def look(self, R: Tensor | None) -> None:
@@ -81,25 +82,26 @@ class Op:
     constants are arguments. `sources` are the ops that made the inputs, where they are recorded too.
     """
 
+    inputs: tuple[Tensor, ...] = ()
+    data_count = 0  # of `inputs`, also where they are not kept
+    sources: tuple[Op | None, ...] = ()
+    module: Any = None
+    rule = "plain"  # name of the rule that ran here last
+    reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
+    result_type: Any = Tensor  # a named tuple, of some reductions
+    shape: tuple[int, ...] = ()  # of the output
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    step: Step | None = None  # a linear step, whose gradient needs no graph
+    path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
+    _output: Tensor | None = None
+    _local: Tensor | None = None
+    _leaves: tuple[Tensor, ...] = ()
+
     def __init__(self, spec: ops.Spec, family: str, args: tuple, kwargs: dict, current: Current) -> None:
         self.spec, self.family, self.name = spec, family, spec.name
         self.args, self.kwargs = args, kwargs
         self.current = current
-        self.inputs: tuple[Tensor, ...] = ()
-        self.data_count = 0  # of `inputs`, also where they are not kept
-        self.sources: tuple[Op | None, ...] = ()
-        self.module: Any = None
-        self.rule = "plain"  # name of the rule that ran here last
-        self.reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
         self.facts: dict[str, Any] = {}  # what the graph around the op says: see graph.py
-        self.result_type: Any = Tensor  # a named tuple, of some reductions
-        self.shape: tuple[int, ...] = ()  # of the output
-        self.input_shapes: tuple[tuple[int, ...], ...] = ()
-        self.step: Step | None = None  # a linear step, whose gradient needs no graph
-        self.path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
-        self._output: Tensor | None = None
-        self._local: Tensor | None = None
-        self._leaves: tuple[Tensor, ...] = ()
 
     @property
     def output(self) -> Tensor:
@@ -219,7 +221,8 @@ class Op:
         self.rule = getattr(rule, "__name__", type(rule).__name__)
         result = rule(self, R)
         grads = result if isinstance(result, tuple) else (result,)
-        self._check(grads)
+        if len(grads) != 1 or getattr(grads[0], "shape", None) != self.input_shapes[0]:
+            self._check(grads)
         return grads
 
     def _check(self, grads: tuple) -> None:
@@ -268,16 +271,31 @@ class Bridge(torch.autograd.Function):
         return detached
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
-        op: Op = ctx.op
-        if R is None:
-            return (None,) * len(ctx.needs_input_grad)
-        with torch._C.DisableTorchFunction(), no_autocast(R.device.type):
-            grads = op.backward(R)
-            if op.current.once:
-                op.release()
-        return (None, None, *grads)
+        if torch.is_grad_enabled():  # somebody asks for second derivatives
+            return _once(ctx, R)
+        return _backward(ctx, R)
+
+
+def _backward(ctx: Any, R: Tensor | None) -> Any:
+    op: Op = ctx.op
+    if R is None:
+        return (None,) * len(ctx.needs_input_grad)
+    with torch._C.DisableTorchFunction(), no_autocast(R.device.type):
+        grads = op.backward(R)
+        if op.current.once:
+            op.release()
+    return (None, None, *grads)
+
+
+_once = once_differentiable(_backward)
+
+
+def bridged(bridge: Any, *args: Any) -> Any:
+    """bridge.apply(*args), without the detour for functional transforms where none is active."""
+    if torch._C._are_functorch_transforms_active():
+        return bridge.apply(*args)
+    return super(torch.autograd.Function, bridge).apply(*args)
 
 
 class BridgeInPlace(Bridge):
@@ -292,9 +310,12 @@ class BridgeInPlace(Bridge):
         return x
 
 
+BRIDGES = (Bridge, BridgeInPlace)
+
+
 def op_of(node: Any) -> Op | None:
     """The op that an autograd node belongs to, where it is a recorded one."""
-    return node.op if getattr(node, "_forward_cls", None) in (Bridge, BridgeInPlace) else None
+    return node.op if getattr(node, "_forward_cls", None) in BRIDGES else None
 
 
 class Overwrite(torch.autograd.Function):

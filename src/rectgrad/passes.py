@@ -98,23 +98,22 @@ class Pass:
 
     def _prepare(self, method: Method, scores: Tensor, observed: bool) -> None:
         """What the rules need to know of the graph; and no rule for a network with parts out of reach."""
-        nodes = graph.walk(scores)
+        below = graph.Graph(scores)
         for op in self.tape.ops:
             op.facts.clear()
-        hidden = graph.hidden_part(nodes, self.tape.trace) if method.rules() else None
+        hidden = graph.hidden_part(below, self.tape.trace) if method.rules() else None
         if hidden:
             raise _unsupported(method, hidden)
-        readers = graph.readers_of(nodes)
-        graph.mark_gates(nodes, readers)
+        graph.mark_gates(below)
         if "last" in method.facts:
-            graph.mark_last(scores)
+            graph.mark_last(below)
         if "folded" in method.facts:
-            graph.mark_constant(nodes, self.leaves)
-            graph.mark_folded(readers)
+            graph.mark_constant(below, self.leaves)
+            graph.mark_folded(below)
         if observed:
-            graph.mark_channels(nodes)
+            graph.mark_channels(below)
         elif method.thresholds:
-            graph.mark_carrying(nodes, readers)
+            graph.mark_carrying(below)
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rectgrad import ops
+from rectgrad import kernels, ops
 from rectgrad.catalog import as_method
 from rectgrad.diagnose import warn
 from rectgrad.methods import Method
@@ -58,7 +58,7 @@ class Record:
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, subject: Subject, as_tuple: bool) -> None:
-        passed = Pass(subject, Tape())
+        passed = Pass(subject, _whole_tape(subject))
         self.outputs = copied(passed.outputs, lambda x: x.detach().clone())
         self._subject, self._as_tuple = subject, as_tuple
         subject.passed, self._trace = passed, passed.tape.trace
@@ -66,7 +66,7 @@ class Record:
         if subject.n > 1 and mixes_samples(subject, passed):
             self._parts = [subject.rows(i, i + 1) for i in range(subject.n)]
             for part in self._parts:
-                part.passed = Pass(part, Tape())
+                part.passed = Pass(part, _whole_tape(part))
 
     @property
     def trace(self) -> Trace:
@@ -92,6 +92,13 @@ class Record:
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
         return maps
+
+
+def _whole_tape(subject: Subject) -> Tape:
+    """Records every op, for any method."""
+    tape = Tape()
+    tape.current.carries = kernels.carries(subject.inputs[0])
+    return tape
 
 
 def record(

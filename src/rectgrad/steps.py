@@ -34,7 +34,7 @@ class Conv:
         self.dilation = per_dim(op.argument("dilation", 1), dims)
         self.groups, self.outputs = op.argument("groups", 1), tuple(y.shape[1:])
         dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
-        self.takes_lists = kernels.carries(x) and dims <= 2 and dense
+        self.takes_lists = op.current.carries and dims <= 2 and dense
 
     def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
         shape = self.stride, self.padding, self.dilation, False, (0,) * len(self.kernel), self.groups
@@ -54,16 +54,31 @@ class Conv:
         return out
 
     def _call(self, within: Region | None) -> native.Convolution:
-        """The convolution in two dimensions; one dimension is a row."""
-        n, channels_in, *size = self.x.shape
-        channels_out, *outputs = self.outputs
-        within = within or tuple((0, length) for length in outputs)
-        one = (1,) * (2 - len(size))
-        none = (0,) * len(one)
-        ends = (0, 1) * len(one) + tuple(end for ends in within for end in ends)
-        sizes = (n, channels_in, *one, *size, channels_out, *one, *outputs, *one, *self.kernel)
-        steps = (*one, *self.stride, *none, *self.padding, *one, *self.dilation, self.groups)
-        return native.Convolution(*sizes, *steps, *ends)
+        steps = self.stride, self.padding, self.dilation, self.groups
+        return _in_two_dimensions(self.x.shape, self.outputs, self.kernel, *steps, within)
+
+
+@lru_cache(maxsize=4096)
+def _in_two_dimensions(
+    inputs: torch.Size,
+    outputs: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    within: Region | None,
+) -> native.Convolution:
+    """A convolution as the kernel takes it; one dimension is a row."""
+    n, channels_in, *size = inputs
+    channels_out, *lengths = outputs
+    within = within or tuple((0, length) for length in lengths)
+    one = (1,) * (2 - len(size))
+    none = (0,) * len(one)
+    ends = (0, 1) * len(one) + tuple(end for ends in within for end in ends)
+    sizes = (n, channels_in, *one, *size, channels_out, *one, *lengths, *one, *kernel)
+    steps = (*one, *stride, *none, *padding, *one, *dilation, groups)
+    return native.Convolution(*sizes, *steps, *ends)
 
 
 class Linear:
@@ -72,7 +87,7 @@ class Linear:
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
         self.shape, self.weights = x.shape, Weights(op, "weight")
         dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
-        self.takes_lists = kernels.carries(x) and x.dim() > 1 and dense
+        self.takes_lists = op.current.carries and x.dim() > 1 and dense
 
     def gradient(self, R: Tensor) -> Tensor:
         return R @ self.weights["weight"]
@@ -91,12 +106,14 @@ class Scale:
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
         self.facts, self.weights = op.facts, Weights(op, "running_var", "weight")
         self.eps, self.dtype = op.argument("eps", 1e-5), x.dtype
-        self.takes_lists = kernels.carries(x) and y.is_contiguous()
+        self.takes_lists = op.current.carries and y.is_contiguous()
 
     @property
     def scale(self) -> Tensor:
-        scale = (self.weights["running_var"] + self.eps).rsqrt()
-        weight = self.weights["weight"]
+        variance, weight = self.weights["running_var"], self.weights["weight"]
+        if self.takes_lists and _plain(variance) and (weight is None or _plain(weight)):
+            return native.scale(variance, weight, self.eps)
+        scale = (variance + self.eps).rsqrt()
         return (scale if weight is None else scale * weight).to(self.dtype)
 
     def gradient(self, R: Tensor) -> Tensor:
@@ -107,6 +124,10 @@ class Scale:
         if self.facts.get("carry") and min(passed.lists.counts) >= 0:
             return carrier(scaled)
         return with_survivors(self.gradient(kernels.dense(R)), scaled)
+
+
+def _plain(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
 class Weights:

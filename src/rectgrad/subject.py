@@ -92,7 +92,9 @@ class Subject:
         elif carries:
             families |= CARRYING
         keeps = {family: keeping(family, rules.get(family), carries) for family in families}
-        return Tape(families, keeps, method.decompose)
+        tape = Tape(families, keeps, method.decompose)
+        tape.current.carries = carries
+        return tape
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
         if self.settled is None:

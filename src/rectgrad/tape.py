@@ -27,6 +27,7 @@ from rectgrad.op import (
     Overwrite,
     Rules,
     Slot,
+    bridged,
     fill,
     first,
     op_of,
@@ -37,6 +38,7 @@ from rectgrad.trace import Row, Trace, calling_function, calling_module
 
 _ATTRIBUTES = ("__get__", "__set__", "_set_grad_enabled")  # no ops
 _TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
+_ALL = Keep()
 _LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 _STATISTICS = ("running_mean", "running_var")
 
@@ -153,12 +155,12 @@ class Tape(TorchFunctionMode):
         )
 
     def _bridge(self, op: Op, data: list[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
-        op.module = calling_module()
+        op.module = calling_module(__file__)
         with identity_hooks():
             if in_place is not None:
-                result = BridgeInPlace.apply(op, in_place, *data)
+                result = bridged(BridgeInPlace, op, in_place, *data)
             else:
-                result = Bridge.apply(op, self.keeps.get(op.family, Keep()), *data)
+                result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), *data)
         if op.result_type not in (tuple, list) and isinstance(result, tuple):
             result = op.result_type(result)
         self.ops.append(op)
@@ -195,7 +197,9 @@ class Tape(TorchFunctionMode):
         if data and isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
             shape = tuple(first(result).shape)
             source = tuple(data[0].shape)
-            self.trace.rows.append(Row(spec.name, calling_module(), shape, spec.family, len(data), source))
+            self.trace.rows.append(
+                Row(spec.name, calling_module(__file__), shape, spec.family, len(data), source)
+            )
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 first(result).register_hook(self.current.look)  # its zeros may hide an infinity
         return result

@@ -124,9 +124,11 @@ def calling_function() -> str | None:
     return None
 
 
-def calling_module() -> nn.Module | None:
-    """The innermost module whose method is running."""
+def calling_module(engine: str = "") -> nn.Module | None:
+    """The innermost module whose method is running, `engine` being the file of frames to pass over."""
     frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == engine:
+        frame = frame.f_back  # type: ignore[assignment]
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":

@@ -82,6 +82,7 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_masked.argtypes = [POINTER(_Survivors), POINTER(_Scores), c_void_p, c_int]
     lib.rg_conv.argtypes = [POINTER(_Survivors), POINTER(Convolution), c_void_p, c_void_p, c_void_p, c_int]
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
+    lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
     lib.rg_use_pool.argtypes = [c_void_p]
     lib.rg_use_pool(_pool())
     return lib
@@ -121,7 +122,7 @@ class Lists:
         content = self.pointer.contents
         return list(content.tau[: content.rows])
 
-    @property
+    @functools.cached_property
     def counts(self) -> list[int]:
         """Units that passed in each row; -1 where they are too many for a list."""
         content = self.pointer.contents
@@ -189,6 +190,16 @@ def rectify(
     if turned:
         return out.permute(0, 3, 1, 2)
     return with_survivors(out, passed) if rows == len(a) and max(lists.counts) >= 0 else out
+
+
+def scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """weight / sqrt(variance + eps), the factor of a batch norm."""
+    library = load()
+    assert library is not None
+    out = torch.empty_like(variance)
+    given = None if weight is None else weight.data_ptr()
+    library.functions.rg_scale(variance.data_ptr(), given, eps, len(variance), out.data_ptr())
+    return out
 
 
 def conv(passed: Survivors, c: Any, weight: Tensor, out: Tensor) -> bool:

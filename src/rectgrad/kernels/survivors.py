@@ -39,8 +39,10 @@ def with_survivors(R: Tensor, passed: Survivors) -> Tensor:
 
 
 def carrier(passed: Survivors) -> Tensor:
-    nan = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
-    return with_survivors(nan.expand(passed.shape), passed)
+    return with_survivors(_NAN.expand(passed.shape), passed)
+
+
+_NAN = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
 
 
 def carried(R: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -37,15 +38,28 @@ def padded(op: Op) -> bool:
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
-    kernel, stride, dilation, own = _geometry(op)
-    dims = len(kernel)
-    size, outputs = op.input_shapes[0][-dims:], op.shape[-dims:]
+    geometry = _geometry(op)
+    dims = len(geometry[0])
     before, after = _pad_before(op, dims)
+    return _region(tuple(op.input_shapes[0][-dims:]), op.shape[-dims:], *geometry, before, after)
+
+
+@lru_cache(maxsize=4096)
+def _region(
+    size: tuple[int, ...],
+    outputs: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    own: tuple[int, ...],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+) -> Region | None:
     region = tuple(
         clear_of_padding(
             size[d] - before[d] - after[d], outputs[d], kernel[d], stride[d], dilation[d], own[d] + before[d]
         )
-        for d in range(dims)
+        for d in range(len(kernel))
     )
     nothing_left = any(first >= last for first, last in region)
     everything = all(ends == (0, n) for ends, n in zip(region, outputs, strict=True))
@@ -66,14 +80,14 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     return kernel, stride, dilation, own
 
 
-def _pad_before(op: Op, dims: int) -> tuple[list[int], list[int]]:
+def _pad_before(op: Op, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
     source = op.sources[0]
     if source is None or source.family != "pad" or not _zero(source):
-        return [0] * dims, [0] * dims
+        return (0,) * dims, (0,) * dims
     pads = [*source.argument("pad"), *[0] * (2 * dims)]
     pairs = [(max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims))]
-    return [before for before, _ in pairs], [after for _, after in pairs]
+    return tuple(before for before, _ in pairs), tuple(after for _, after in pairs)
 
 
 def _zero(pad: Op) -> bool:

@@ -2,6 +2,7 @@
    A strip of columns stays in registers while a position's units are added. */
 #include "parallel.h"
 #include "rectgrad.h"
+#include <math.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
@@ -69,4 +70,8 @@ int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t out
              weight, out};
     parallel(s->rows * j.groups * j.strips, threads, strip, &j);
     return 0;
+}
+
+void rg_scale(const float *variance, const float *weight, double eps, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = (weight ? weight[i] : 1) / sqrtf(variance[i] + (float)eps);
 }

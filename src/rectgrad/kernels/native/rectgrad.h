@@ -47,6 +47,9 @@ int rg_conv(const survivors *s, const convolution *c, const float *weight, const
 int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t outputs, const float *weight,
               float *out, int threads);
 
+/* weight / sqrt(variance + eps), the factor of a batch norm; weight may be null. */
+void rg_scale(const float *variance, const float *weight, double eps, int64_t n, float *out);
+
 /* Use the thread pool of the OpenMP runtime that is loaded already: a second one would fight it. */
 void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned));
 
