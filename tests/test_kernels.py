@@ -81,7 +81,7 @@ KINDS = {
 
 @SELECTIONS
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("d", [1, 2, 15, 16, 17, 32767, 32768, 65535, 65536, 65537, 200_001])
+@pytest.mark.parametrize("d", [1, 2, 15, 16, 17, 16383, 16384, 65535, 65536, 65537, 200_001])
 def test_rows_of_every_size_and_kind(smallest, kind, d):
     torch.manual_seed(d)
     score = KINDS[kind](d)
@@ -93,11 +93,11 @@ def test_rows_of_every_size_and_kind(smallest, kind, d):
 @SELECTIONS
 def test_a_bound_that_is_too_high(smallest):
     """All large scores lie where the sample looks: it takes them for many more than they are."""
-    d = 8192 * 40
-    at = (torch.arange(8192) * 40 + torch.from_numpy(portable._JITTER) * 40).long()
+    d = 2048 * 160
+    at = (torch.arange(2048) * 160 + torch.from_numpy(portable._JITTER) * 160).long()
     score = torch.rand(1, d)
-    score[0, at] = 10 + torch.rand(8192)
-    for k in (d - 8000, d - 8191, d - 8192, d - 9000, 1):
+    score[0, at] = 10 + torch.rand(2048)
+    for k in (d - 2000, d - 2047, d - 2048, d - 3000, 1):
         assert torch.equal(smallest(score, k), score.kthvalue(k, dim=1).values)
 
 

@@ -28,6 +28,9 @@ class Slot(int):
     """Where the i-th data tensor stands among a call's arguments."""
 
 
+SLOTS = [Slot(i) for i in range(10_000)]  # more data tensors has no call
+
+
 def fill(value: Any, data: Sequence[Tensor]) -> Any:
     """`value` with the data tensors back in their slots."""
     kind = type(value)
@@ -124,9 +127,8 @@ class Op:
 
     def call(self, *inputs: Tensor) -> Any:
         """The op again, on other data tensors."""
-        return self.spec.func(
-            *fill(self.args, inputs), **{k: fill(v, inputs) for k, v in self.kwargs.items()}
-        )
+        named = {k: fill(v, inputs) for k, v in self.kwargs.items()} if self.kwargs else {}
+        return self.spec.func(*fill(self.args, inputs), **named)
 
     def vjp(self, R: Tensor, within: Region | None = None) -> tuple[Any, ...]:
         """The plain gradient: what autograd would pass to each of `inputs`. R counts `within` a region."""
@@ -159,21 +161,22 @@ class Op:
         """Run the op and remember what its rule may ask for. Gradients are off."""
         self.input_shapes = tuple(x.shape for x in data)
         make = maker_of(self, data[0])
-        heavy = make is None and self.family in _HEAVY
-        leaves = tuple(x.detach().requires_grad_(heavy) for x in data)
-        if heavy:
+        if make is None and self.family in _HEAVY:
+            self._leaves = tuple(x.detach().requires_grad_() for x in data)
             with torch.enable_grad():
-                result = self.call(*leaves)
-            self._leaves, self._local = leaves, first(result)
+                result = self.call(*self._leaves)
+            self._local = first(result)
         else:
-            result = self.call(*leaves)
-            self.step = None if make is None else make(self, leaves[0], result)
+            result = self.call(*data)
+        if make is not None:
+            self.step = make(self, data[0].detach(), result)
         self._remember(result)
         if keep.output:
             self._output = first(result).detach()
         if keep.inputs:
-            self.inputs = tuple(x.detach() for x in leaves)
-        return result
+            self.inputs = tuple(x.detach() for x in data)
+        fresh = self.step is not None and not result._is_view()
+        return result if fresh else _detached(result)
 
     def run_in_place(self, x: Tensor, func: Callable[[], Any]) -> None:
         """Run an op that overwrites its one data tensor, whose rule asks for the output alone."""
@@ -199,7 +202,7 @@ class Op:
         self.args = unshared(self.args, storage)
         self.kwargs = {k: unshared(v, storage) for k, v in self.kwargs.items()}
         if self.step is not None:
-            self.step.weights.settle()
+            self.step.unshare(storage)
 
     def release(self) -> None:
         self.inputs, self._output, self._local, self._leaves, self.step = (), None, None, (), None
@@ -237,6 +240,11 @@ class Op:
             raise ValueError(f"the rule {self.rule!r} returned {shapes} for inputs {wanted} of {where}")
 
 
+def _detached(result: Any) -> Any:
+    """A tensor that autograd can make its own: not one of a local graph, nor a view, nor the input itself."""
+    return tuple(r.detach() for r in result) if isinstance(result, (tuple, list)) else result.detach()
+
+
 def first(result: Any) -> Tensor:
     """The differentiable part of a result: pooling may return indices too."""
     return result[0] if isinstance(result, (tuple, list)) else result
@@ -264,11 +272,9 @@ class Bridge(torch.autograd.Function):
         ctx.op = op
         ctx.set_materialize_grads(False)
         result = op.run(data, keep)
-        if not isinstance(result, (tuple, list)):
-            return result.detach()
-        detached = tuple(r.detach() for r in result)
-        ctx.mark_non_differentiable(*detached[1:])
-        return detached
+        if isinstance(result, tuple):
+            ctx.mark_non_differentiable(*result[1:])
+        return result
 
     @staticmethod
     def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:

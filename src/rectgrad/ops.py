@@ -170,6 +170,10 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 }
 
 
+TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
+_SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
+
+
 class Spec(NamedTuple):
     """What the table says of one torch function."""
 
@@ -178,6 +182,7 @@ class Spec(NamedTuple):
     func: Callable[..., Any]  # the same op out of place
     names: tuple[str, ...]  # its parameters by position, where known
     writes: bool  # changes its first argument
+    silent: bool = False  # nothing to see: asked of a tensor, or an attribute of it
 
 
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
@@ -238,13 +243,19 @@ def lookup(func: Any) -> Spec:
     """The table's entry for a torch function; a family of None when it has none."""
     spec = _SPECS.get(func)
     if spec is None:
-        if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if getattr(func, "__name__", "") in _SILENT:
+            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+            spec = Spec(func.__name__, None, func, (), False, attribute not in TRANSPOSES)
+        elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             spec = _overload(func)
         else:
             name, writes = plain_name(getattr(func, "__name__", str(func)))
             spec = Spec(name, None, func, _parameters(func, name), writes)
         _SPECS[func] = spec
     return spec
+
+
+REFINED = frozenset({"conv", "clamp", "norm"})
 
 
 def refine(family: str, name: str, argument: Callable[..., Any]) -> str:

@@ -12,7 +12,7 @@ import random
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -37,8 +37,14 @@ class Snapshot:
         self._waiting, met = list[Any](modules_in(root)), set[int]()
         while self._waiting:
             value = self._waiting.pop()
-            if id(value) not in met:
-                met.add(id(value))
+            if id(value) in met:
+                continue
+            met.add(id(value))
+            if type(value) in _SETTLED:
+                self._take_tensor(value)
+            elif type(value) in _DICTS:
+                self._take_dict(value)
+            else:
                 self._take(value)
 
     @property
@@ -48,27 +54,44 @@ class Snapshot:
     def _take(self, value: Any) -> None:
         """Remember a value's content; what may hold state further down waits for its turn."""
         if isinstance(value, Tensor):
-            if type(value) in _SETTLED or not is_lazy(value):
-                self._headers.append(Header(value))
-                if self._headers[-1].grad is not None:
-                    self._waiting.append(self._headers[-1].grad)
-            return
-        if isinstance(value, nn.Module):
+            if not is_lazy(value):
+                self._take_tensor(value)
+        elif isinstance(value, nn.Module):
             self.modules.append(value)
-            value = value.__dict__
-        elif not isinstance(value, (*_CONTAINERS, tuple)) and _has_attributes(value):
-            value = vars(value)
-        if isinstance(value, _CONTAINERS) or (isinstance(value, np.ndarray) and value.nbytes < LONGEST):
+            self._take_dict(value.__dict__)
+        elif isinstance(value, dict):
+            self._take_dict(value)
+        elif isinstance(value, _CONTAINERS):
             self._contents.append((value, value.copy()))
-        if isinstance(value, (*_CONTAINERS, tuple)) and len(value) <= LONGEST:
-            self._look_inside(value.values() if isinstance(value, dict) else value)
+            self._look_inside(value)
+        elif isinstance(value, tuple):
+            self._look_inside(value)
+        elif isinstance(value, np.ndarray):
+            if value.nbytes < LONGEST:
+                self._contents.append((value, value.copy()))
+        elif _has_attributes(value):
+            self._take_dict(vars(value))
 
-    def _look_inside(self, values: Iterable[Any]) -> None:
+    def _take_dict(self, value: dict) -> None:
+        self._contents.append((value, value.copy()))
+        self._look_inside(value.values())
+
+    def _take_tensor(self, value: Tensor) -> None:
+        header = Header(value)
+        self._headers.append(header)
+        if header.grad is not None:
+            self._waiting.append(header.grad)
+
+    def _look_inside(self, values: Collection[Any]) -> None:
+        if len(values) > LONGEST:
+            return
         for value in values:
             kind = type(value)
-            if kind in _ATOMS or (kind is tuple and all(type(v) in _ATOMS for v in value)):
+            if kind in _ATOMS:
                 continue
-            if kind in _DICTS and not value:  # a module has some twenty for hooks, nearly always empty
+            if kind is tuple:
+                self._waiting += [v for v in value if type(v) not in _ATOMS]
+            elif kind in _DICTS and not value:  # a module has some twenty for hooks, nearly always empty
                 self._empty.append(value)
             else:
                 self._waiting.append(value)
@@ -113,13 +136,13 @@ def _moved(x: Tensor, before: Tensor) -> bool:
 
 
 _SETTLED = (Tensor, nn.Parameter)  # what these hold is there: they are not lazy
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = (list, set, deque)
 _DICTS = (dict, OrderedDict)
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
 
 
 def _has_attributes(value: Any) -> bool:
-    return isinstance(value, (nn.Module, types.SimpleNamespace)) or (
+    return isinstance(value, types.SimpleNamespace) or (
         is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__")
     )
 
@@ -162,8 +185,9 @@ def _unchanged(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if isinstance(container, dict):
-        same = all(map(operator.is_, container.values(), content.values()))
-        return same and list(container) == list(content)
+        return all(map(operator.is_, container.values(), content.values())) and all(
+            map(operator.eq, container, content)
+        )
     if isinstance(container, np.ndarray):
         return bool((container == content).all())
     if isinstance(container, set):

@@ -262,17 +262,22 @@ def _check_model(subject: Subject, method: Method) -> None:
 
 def _refuse(subject: Subject, method: Method) -> None:
     """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
-    names = module_names(subject.model if isinstance(subject.model, nn.Module) else None)
+    has_rules = method.uses_rules
     for module in _modules(subject):
-        sentence = _unsupported(module, method.uses_rules)
+        sentence = _unsupported(module, has_rules)
         if sentence:
+            names = module_names(subject.model if isinstance(subject.model, nn.Module) else None)
             name = names.get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
             raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
 
 
+_SETTLED = (Tensor, nn.Parameter)  # certainly not lazy
+
+
 def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
-    if any(is_lazy(x) for x in (*module._parameters.values(), *module._buffers.values()) if x is not None):
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    if any(x is not None and type(x) not in _SETTLED and is_lazy(x) for x in tensors):
         return "a lazy module without weights yet; run the model once first"
     if has_rules and isinstance(module, torch.jit.ScriptModule):
         return "a scripted module, whose inside cannot be seen; use the original Python module"

@@ -3,10 +3,9 @@ norms that use their running statistics. Dense as torch computes it, or from the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,30 +21,60 @@ if TYPE_CHECKING:
 Region = tuple[tuple[int, int], ...]  # [first, last) of each convolved dimension
 
 
+class Geometry(NamedTuple):
+    """How a convolution's windows lie."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+@lru_cache(maxsize=4096)
+def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
+    """From a call's arguments, which may be one number for all dimensions."""
+    dims = len(kernel)
+    padding = 0 if padding == "valid" else padding
+    return Geometry(kernel, per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims), groups)
+
+
 class Conv:
     """y = x * weight; the gradient needs of x its shape alone."""
 
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
-        self.x, self.weights = x, Weights(op, "weight")
-        self.kernel = tuple(self.weights["weight"].shape[2:])
-        padding, dims = op.argument("padding", 0), len(self.kernel)
-        self.padding = per_dim(0 if padding == "valid" else padding, dims)
-        self.stride = per_dim(op.argument("stride", 1), dims)
-        self.dilation = per_dim(op.argument("dilation", 1), dims)
-        self.groups, self.outputs = op.argument("groups", 1), tuple(y.shape[1:])
-        dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
-        self.takes_lists = op.current.carries and dims <= 2 and dense
+        self.x, self.weight = x, Weight(op.argument("weight"))
+        weight, outputs = self.weight.value, y.shape
+        given = [op.argument(name, 1 - (name == "padding")) for name in Geometry._fields[1:]]
+        given = [tuple(value) if isinstance(value, list) else value for value in given]
+        self.geometry, self.outputs = geometry(tuple(weight.shape[2:]), *given), outputs[1:]
+        lists = op.current.carries and len(outputs) <= 4
+        self.takes_lists = lists and y.is_contiguous() and weight.is_contiguous()
+
+    def unshare(self, storage: int) -> None:
+        self.weight.unshare(storage)
 
     def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
-        shape = self.stride, self.padding, self.dilation, False, (0,) * len(self.kernel), self.groups
-        weight, only_x = self.weights["weight"], (True, False, False)
-        x = self.x if x is None else x
-        grad: Tensor = torch.ops.aten.convolution_backward.default(R, x, weight, None, *shape, only_x)[0]
+        kernel, stride, padding, dilation, groups = self.geometry
+        grad: Tensor = _convolution_backward(
+            R,
+            self.x if x is None else x,
+            self.weight.unchanged(),
+            None,  # no gradient of a bias is asked for
+            stride,
+            padding,
+            dilation,
+            False,
+            (0,) * len(kernel),
+            groups,
+            (True, False, False),
+        )[0]
         return grad
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         out = torch.empty(self.x.shape, dtype=torch.float32, device="cpu")
-        if not native.conv(passed, self._call(within), self.weights["weight"], out):
+        call = _in_two_dimensions(self.x.shape, self.outputs, self.geometry, within)
+        if not native.conv(passed, call, self.weight.unchanged(), out):
             return None
         for row, count in enumerate(passed.lists.counts):
             if count < 0:  # too many for a list: this sample the dense way
@@ -53,23 +82,19 @@ class Conv:
                 out[one] = self.gradient(outside_zeroed(R[one], within), self.x[one])
         return out
 
-    def _call(self, within: Region | None) -> native.Convolution:
-        steps = self.stride, self.padding, self.dilation, self.groups
-        return _in_two_dimensions(self.x.shape, self.outputs, self.kernel, *steps, within)
+
+_convolution_backward = torch.ops.aten.convolution_backward.default
 
 
 @lru_cache(maxsize=4096)
 def _in_two_dimensions(
     inputs: torch.Size,
     outputs: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
+    geometry: Geometry,
     within: Region | None,
 ) -> native.Convolution:
     """A convolution as the kernel takes it; one dimension is a row."""
+    kernel, stride, padding, dilation, groups = geometry
     n, channels_in, *size = inputs
     channels_out, *lengths = outputs
     within = within or tuple((0, length) for length in lengths)
@@ -85,18 +110,21 @@ class Linear:
     """y = x @ weight.T"""
 
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
-        self.shape, self.weights = x.shape, Weights(op, "weight")
-        dense = y.is_contiguous() and self.weights["weight"].is_contiguous()
+        self.shape, self.weight = x.shape, Weight(op.argument("weight"))
+        dense = y.is_contiguous() and self.weight.value.is_contiguous()
         self.takes_lists = op.current.carries and x.dim() > 1 and dense
 
+    def unshare(self, storage: int) -> None:
+        self.weight.unshare(storage)
+
     def gradient(self, R: Tensor) -> Tensor:
-        return R @ self.weights["weight"]
+        return R @ self.weight.unchanged()
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         if passed.scale is not None or min(passed.lists.counts) < 0:
             return None
         out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
-        native.linear(passed, self.weights["weight"], out)
+        native.linear(passed, self.weight.unchanged(), out)
         return out
 
 
@@ -104,13 +132,18 @@ class Scale:
     """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch."""
 
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
-        self.facts, self.weights = op.facts, Weights(op, "running_var", "weight")
+        self.facts = op.facts
+        self.variance, self.weight = Weight(op.argument("running_var")), Weight(op.argument("weight"))
         self.eps, self.dtype = op.argument("eps", 1e-5), x.dtype
         self.takes_lists = op.current.carries and y.is_contiguous()
 
+    def unshare(self, storage: int) -> None:
+        self.variance.unshare(storage)
+        self.weight.unshare(storage)
+
     @property
     def scale(self) -> Tensor:
-        variance, weight = self.weights["running_var"], self.weights["weight"]
+        variance, weight = self.variance.unchanged(), self.weight.unchanged()
         if self.takes_lists and _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self.eps)
         scale = (variance + self.eps).rsqrt()
@@ -130,26 +163,23 @@ def _plain(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
-class Weights:
-    """The parameters of a call, as they were when it ran."""
+class Weight:
+    """A parameter of a call, which must not change before the gradient is taken."""
 
-    def __init__(self, op: Op, *names: str) -> None:
-        self._op, self._names = weakref.proxy(op), names  # the op has the step, not the other way round
-        self.settle()
+    __slots__ = ("value", "version")
 
-    def settle(self) -> None:
-        """As the op has them now, they are right."""
-        self._versions = {name: _version(self._op.argument(name)) for name in self._names}
+    def __init__(self, value: Any) -> None:
+        self.value, self.version = value, None if value is None else value._version
 
-    def __getitem__(self, name: str) -> Any:
-        value = self._op.argument(name)
-        if _version(value) != self._versions[name]:
-            raise RuntimeError(f"the {name} of {self._op.name} was modified by an inplace operation")
-        return value
+    def unchanged(self) -> Any:
+        if self.value is not None and self.value._version != self.version:
+            raise RuntimeError("a weight was modified by an inplace operation")
+        return self.value
 
-
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) else 0
+    def unshare(self, storage: int) -> None:
+        """Keep a copy of what is about to be written."""
+        if self.value is not None and self.value.untyped_storage()._cdata == storage:
+            self.__init__(self.value.clone())  # type: ignore[misc]
 
 
 Step = Conv | Linear | Scale

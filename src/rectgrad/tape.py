@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import graph, ops
 from rectgrad.composite import composite, decompositions
 from rectgrad.op import (
+    SLOTS,
     Bridge,
     BridgeInPlace,
     Current,
@@ -26,7 +27,6 @@ from rectgrad.op import (
     Op,
     Overwrite,
     Rules,
-    Slot,
     bridged,
     fill,
     first,
@@ -36,8 +36,6 @@ from rectgrad.op import (
 from rectgrad.preserve import Keeper
 from rectgrad.trace import Row, Trace, calling_function, calling_module
 
-_ATTRIBUTES = ("__get__", "__set__", "_set_grad_enabled")  # no ops
-_TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
 _ALL = Keep()
 _LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 _STATISTICS = ("running_mean", "running_var")
@@ -65,14 +63,11 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in ops.QUESTIONS:
-            return func(*args, **kwargs)
-        if name in _ATTRIBUTES:
-            if getattr(getattr(func, "__self__", None), "__name__", "") in _TRANSPOSES:
-                args = (self._weight(args[0]), *args[1:])
-            return func(*args, **kwargs)
         spec = ops.lookup(func)
+        if spec.silent:
+            return func(*args, **kwargs)
+        if spec.name == "__get__":  # a transpose
+            return func(self._weight(args[0]), *args[1:])
         if spec.family is None and (inside := composite(func)) is not None:
             with self:
                 return inside(*args, **kwargs)
@@ -88,10 +83,9 @@ class Tape(TorchFunctionMode):
         """Data tensors become slots; weights lose their gradient, so that to require one means to depend on
         the network's input; inference tensors become ordinary ones."""
         if isinstance(value, Tensor):
-            value = self._weight(value)
-            if value.requires_grad:
+            if value.requires_grad and (value := self._weight(value)).requires_grad:
                 data.append(value)
-                return Slot(len(data) - 1)
+                return SLOTS[len(data) - 1]
             return value.clone() if value.is_inference() else value
         if type(value) in (list, tuple):
             return type(value)([self._prepare(v, data) for v in value])
@@ -131,7 +125,8 @@ class Tape(TorchFunctionMode):
         if not data or spec.family is None or "out" in kwargs:
             return None
         op = Op(spec, spec.family, args, kwargs, self.current)
-        op.family = ops.refine(spec.family, spec.name, op.argument)
+        if spec.family in ops.REFINED:
+            op.family = ops.refine(spec.family, spec.name, op.argument)
         if len(data) > 1 and op.family in ops.OF_ONE:
             return None
         op.data_count, op.sources = len(data), tuple([op_of(x.grad_fn) for x in data])

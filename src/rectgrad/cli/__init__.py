@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": ("compare", "All methods side by side, the paper's Figure 1."),
     "sweep": ("sweep", "RectGrad at many thresholds, the paper's Figure 4."),
     "layers": ("layers", "Attribution layer by layer, the paper's Figure 7."),
+    "bench": ("bench", "What each method costs against the plain gradient."),
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to get them."),
 }

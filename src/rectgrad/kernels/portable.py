@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SAMPLE = 8192
+SAMPLE = 2048
 
 
 def smallest(score: Tensor, k: int) -> Tensor:
@@ -47,7 +47,7 @@ def _where(row: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 def _bound(row: np.ndarray, rank: int) -> float:
     """A number that tau very probably exceeds; 0 where there is none among the positive ones."""
-    if row.size < 4 * SAMPLE:
+    if row.size < 8 * SAMPLE:
         return 0.0
     step = row.size / SAMPLE
     sample = row[(np.arange(SAMPLE) * step + _JITTER * step).astype(np.int64)]

@@ -69,7 +69,8 @@ def _region(
 def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     """Kernel, stride, dilation, and the convolution's own padding before the first element."""
     if isinstance(op.step, Conv):
-        return op.step.kernel, op.step.stride, op.step.dilation, op.step.padding
+        lies = op.step.geometry
+        return lies.kernel, lies.stride, lies.dilation, lies.padding
     kernel = tuple(op.argument("weight").shape[2:])
     stride, dilation = (per_dim(op.argument(name, 1), len(kernel)) for name in ("stride", "dilation"))
     padding = op.argument("padding", 0)

@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-#define SAMPLE 8192
+#define SAMPLE 2048
 #define CHUNK 65536 /* units of one task */
 #define SLACK 16    /* a vector's worth that a store may write beyond the last candidate */
 
@@ -160,7 +160,7 @@ static void sample_row(void *context, int64_t row) {
     const scores *s = c->s;
     const float *a = a_of(s, row), *r = r_of(s, row);
     c->bound[row] = 0;
-    if (s->units < 4 * SAMPLE) return;
+    if (s->units < 8 * SAMPLE) return;
     float *x = malloc(SAMPLE * 4);
     uint32_t *keys = malloc(SAMPLE * 4);
     if (x && keys) {

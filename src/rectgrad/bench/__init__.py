@@ -1,0 +1,12 @@
+"""What maps cost: times and memory against the plain gradient, in interleaved rounds.
+
+    result = rectgrad.bench.run(rectgrad.bench.Plan(models=("resnet50",), batch=8))
+
+Everything here is plain functions and dicts; the command line around them is in cli/bench.py.
+"""
+
+from rectgrad.bench.networks import NETWORKS
+from rectgrad.bench.plan import Plan
+from rectgrad.bench.suite import run
+
+__all__ = ["NETWORKS", "Plan", "run"]

@@ -1,0 +1,73 @@
+"""One network: what every contender costs on it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from rectgrad.bench import measure, memory, paths, peers
+from rectgrad.bench.case import Case, case_of, side
+from rectgrad.bench.contenders import Contender, contenders, plain
+from rectgrad.bench.plan import Plan
+from rectgrad.catalog import METHODS
+
+Row = dict[str, Any]
+
+
+def comparison(plan: Plan, model: str, watch: measure.Watch = measure.unwatched) -> dict[str, Any]:
+    """Times in interleaved rounds, then memory and the layers' paths of each contender by itself."""
+    case = case_of(plan, model, side(plan, model), plan.batch)
+    field = {each.name: each for each in contenders(case, plan)}
+    with watch(measure.steps(len(field), plan.rounds) + len(field), model) as advance:
+        times = measure.race({n: each.run for n, each in field.items()}, plan.rounds, plan.device, advance)
+        rows = measure.rows(times)
+        for row in rows:
+            _complete(row, field[row["name"]], plan, model, case)
+            advance()
+        for _ in times.failed:
+            advance()
+    return {
+        "model": model,
+        "batch": plan.batch,
+        "pixels": side(plan, model),
+        "parameters": sum(p.numel() for p in case.module.parameters()),
+        "rows": _relative(rows),
+        "failed": [{**each, "group": field[each["name"]].group} for each in measure.failures(times)],
+    }
+
+
+def _complete(row: Row, contender: Contender, plan: Plan, model: str, case: Case) -> None:
+    """What is not measured in the race."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the race said so
+        row["group"] = contender.group
+        row["memory"] = memory.peak(contender.run, plan, model, contender.name)
+        row["sparse_share"] = _sparse_share(case, contender.name)
+        if contender.group == "captum":  # which warns of its hooks each time
+            idle = peers.idle(contender.name, contender.run, case.inputs, plain(case))
+            row["note"] = "no change to this network's backward pass" if idle else None
+
+
+def _sparse_share(case: Case, name: str) -> float | None:
+    one_pass = name in METHODS and METHODS[name].one_backward
+    return paths.sparse_share(paths.trace_of(case, name)) if one_pass else None
+
+
+def _relative(rows: list[Row]) -> list[Row]:
+    """The rows with their memory against the first one's."""
+    base = rows[0]["memory"] if rows else None
+    for row in rows:
+        row["memory"] = _against(row["memory"], base)
+    return rows
+
+
+def _against(mine: memory.Peak | None, base: memory.Peak | None) -> dict[str, Any] | None:
+    """Bytes above what was there before the call, and in all."""
+    if mine is None or base is None:
+        return None
+    return {
+        "growth": mine.growth,
+        "total": mine.most,
+        "growth_ratio": mine.growth / base.growth if base.growth else None,
+        "total_ratio": mine.most / base.most,
+    }

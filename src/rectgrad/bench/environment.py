@@ -1,0 +1,60 @@
+"""Where a measurement was made."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import os
+import platform
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rectgrad import __version__
+
+
+def environment(device: str) -> dict[str, Any]:
+    return {
+        "rectgrad": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cpu": processor(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
+        "tf32": {
+            "products": torch.backends.cuda.matmul.allow_tf32,
+            "convolutions": torch.backends.cudnn.allow_tf32,
+        },
+        "kernels": kernels(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def processor() -> str:
+    """The model's name."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def kernels() -> dict[str, str]:
+    """The fast kernels in use, for each kind of device."""
+    try:
+        return importlib.import_module("rectgrad.kernels").in_use()
+    except (ImportError, AttributeError):
+        return {}

@@ -1,0 +1,27 @@
+"""Which way the layers took in a method's backward pass: a kernel for sparse gradients, or the dense one."""
+
+from __future__ import annotations
+
+from rectgrad.bench.case import Case
+from rectgrad.catalog import METHODS
+from rectgrad.records import left_as_found
+from rectgrad.subject import Subject
+from rectgrad.trace import Trace
+
+
+def sparse_share(trace: Trace | None) -> float | None:
+    """Of the layers whose op says which path it took; None where none does.
+
+    This is the one place that knows how an op says so: `op.path`, "sparse" or "dense".
+    """
+    rows = trace.rows if trace is not None else []
+    paths = [path for row in rows if (path := getattr(row.op, "path", None)) is not None]
+    return sum(path == "sparse" for path in paths) / len(paths) if paths else None
+
+
+def trace_of(case: Case, name: str) -> Trace | None:
+    """The trace of what `attribute` runs, for a method of one pass."""
+    subject = Subject(case.module, (case.inputs,), (), {}, case.target)
+    with left_as_found(subject):
+        METHODS[name].maps(subject)
+    return subject.trace

@@ -1,0 +1,84 @@
+"""What to measure, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from rectgrad.bench import networks
+from rectgrad.catalog import METHODS, as_method
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """models: names in networks.NETWORKS. pixels: side of the pictures; None: each network's own.
+    methods: names in METHODS; none: all but the averages, which cost 50 passes each and come with `averages`.
+    captum, naive: whether Captum's counterparts (None: where it is installed) and the plain ways to RectGrad
+    run too. tf32: None leaves torch's setting, as does threads. selection, scaling: further measurements.
+    """
+
+    models: tuple[str, ...] = ("efficientnet_lite0",)
+    device: str = "cpu"
+    batch: int = 1
+    pixels: int | None = None
+    methods: tuple[str, ...] = ()
+    rounds: int = 5
+    channels_last: bool = False
+    tf32: bool | None = None
+    dtype: str = "float32"
+    threads: int | None = None
+    averages: bool = False
+    captum: bool | None = None
+    naive: bool = True
+    selection: bool = False
+    scaling: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            networks.check(name, self.pixels)
+        for name in self.methods:
+            as_method(name, {})
+        for field in ("batch", "rounds", "threads"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} must be at least 1, not {value}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; dtypes are {', '.join(DTYPES)}")
+        if self.captum and not captum_installed():
+            raise ValueError("captum is not installed: pip install captum, or go without")
+
+    @property
+    def chosen(self) -> list[str]:
+        """The methods to run."""
+        slow = () if self.averages else ("smoothgrad", "integrated_gradients")
+        return list(self.methods) or [name for name in METHODS if name not in slow]
+
+    @property
+    def with_captum(self) -> bool:
+        return captum_installed() if self.captum is None else self.captum
+
+
+def captum_installed() -> bool:
+    return importlib.util.find_spec("captum") is not None
+
+
+@contextlib.contextmanager
+def in_force(plan: Plan) -> Iterator[None]:
+    """torch's threads and precision as the plan says; as before at the end."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        if plan.tf32 is not None:
+            matmul.allow_tf32 = cudnn.allow_tf32 = plan.tf32
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        matmul.allow_tf32, cudnn.allow_tf32 = before[1:]

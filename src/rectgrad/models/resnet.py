@@ -1,0 +1,56 @@
+"""ResNet-50 v1.5 (He et al., 2015; a block's stride is in its 3×3 convolution).
+
+Attributes carry the names of torchvision's keys, so that a file of them loads as it is.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class ResNet50(nn.Module):
+    """For pictures of 224×224 pixels; every activation is a ReLU that writes on its input."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1, self.relu, self.maxpool = nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        self.layer1 = stage(64, 64, 3, stride=1)
+        self.layer2 = stage(256, 128, 4, stride=2)
+        self.layer3 = stage(512, 256, 6, stride=2)
+        self.layer4 = stage(1024, 512, 3, stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(2048, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+class Bottleneck(nn.Module):
+    """Narrow, convolve, widen four times; add the input, brought to the same shape where it must be."""
+
+    def __init__(self, channels: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * narrow
+        self.conv1, self.bn1 = nn.Conv2d(channels, narrow, 1, bias=False), nn.BatchNorm2d(narrow)
+        self.conv2, self.bn2 = nn.Conv2d(narrow, narrow, 3, stride, 1, bias=False), nn.BatchNorm2d(narrow)
+        self.conv3, self.bn3 = nn.Conv2d(narrow, wide, 1, bias=False), nn.BatchNorm2d(wide)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride > 1 or channels != wide:
+            shortcut = nn.Conv2d(channels, wide, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(wide))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y += x if self.downsample is None else self.downsample(x)
+        return self.relu(y)
+
+
+def stage(channels: int, narrow: int, repeats: int, stride: int) -> nn.Sequential:
+    first = Bottleneck(channels, narrow, stride)
+    return nn.Sequential(first, *(Bottleneck(4 * narrow, narrow, 1) for _ in range(repeats - 1)))
