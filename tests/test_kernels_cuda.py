@@ -37,7 +37,7 @@ def interpreter():
         patch.setenv("TRITON_INTERPRET", "1")
         from triton.runtime import interpreter
 
-        # It prepares a module's language anew at each call inside a kernel, which takes most of its time. Once
+        # It prepares the language of a module anew at each call inside a kernel, most of its time. Once
         # is enough: the launch does so for the kernel's own.
         prepare, prepared = interpreter._patch_lang, set()
 
@@ -119,7 +119,7 @@ def check(x, k):
     torch.testing.assert_close(cuda.smallest(x, k), x.kthvalue(k, dim=1).values, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("d", [1, 33, 257, 1300] + [2, 256, 9000, 50_001, 802_816] * NATIVE)
+@pytest.mark.parametrize("d", [1, 33, 257, 1000] + [2, 256, 9000, 50_001, 802_816] * NATIVE)
 def test_smallest_is_kthvalue(d):
     x = scores(d)
     for k in ranks(d):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.baseline import baseline_rows, baselines, differences_times
+from rectgrad.copies import Ask, Copies
 from rectgrad.methods import Method, Saliency, generator_of
 from rectgrad.op import per_sample
 from rectgrad.options import check_baseline, choice, integer, number
@@ -38,21 +39,22 @@ class SmoothGrad(Method):
         integer(self, "seed")
 
     def raw(self, subject: Subject) -> Maps:
-        return self._mean(self.over.raw(noisy) for noisy in self._copies(subject))
+        return self._mean(subject, lambda over, noisy: over.raw(noisy))
 
     def maps(self, subject: Subject) -> Maps:
-        return self._mean(self.over.maps(noisy) for noisy in self._copies(subject))
+        return self._mean(subject, lambda over, noisy: over.maps(noisy))
 
-    def _copies(self, subject: Subject) -> Iterator[Subject]:
+    def _mean(self, subject: Subject, ask: Ask) -> Maps:
+        maps = Copies(ask, self.over, subject).each(self._noisy(subject), self.samples)
+        return weighted_sum((1 / self.samples, m) for m in maps)
+
+    def _noisy(self, subject: Subject) -> Iterator[Maps]:
         scale = [self.noise * _range(x) for x in subject.inputs]
         for j in range(self.samples):
             generator = generator_of(str(self.seed).encode(), str(j).encode())
             noise = [_normal(x, generator) for x in subject.inputs]
             noisy = zip(subject.inputs, scale, noise, strict=True)
-            yield subject.at(tuple(x.detach() + s * e for x, s, e in noisy))
-
-    def _mean(self, maps: Iterator[Maps]) -> Maps:
-        return weighted_sum((1 / self.samples, m) for m in maps)
+            yield tuple(x.detach() + s * e for x, s, e in noisy)
 
     @property
     def uses_rules(self) -> bool:
@@ -85,10 +87,12 @@ class IntegratedGradients(Method):
     def raw(self, subject: Subject) -> Maps:
         x0 = baselines(self.baseline, subject.inputs)
         ends = list(zip(subject.inputs, x0, strict=True))
-        return weighted_sum(
-            (weight, self.over.raw(subject.at(tuple(b + alpha * (x.detach() - b) for x, b in ends))))
-            for alpha, weight in self._points()
-        )
+        points = self._points()[::-1]
+        # The first one stands for all (see copies): neither an end nor the middle, which is their mean.
+        points.insert(0, points.pop(self.steps // 3))
+        steps = (tuple(b + alpha * (x.detach() - b) for x, b in ends) for alpha, _ in points)
+        maps = Copies(lambda over, step: over.raw(step), self.over, subject).each(steps, self.steps)
+        return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
 
     def _points(self) -> list[tuple[float, float]]:
         """(position between baseline and input, weight); the weights sum to 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Subject:
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
     checked: bool = False  # whether the inputs are known to be finite
     trace: Trace | None = field(default=None, init=False)  # of the last pass
+    answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
 
     @property
     def n(self) -> int:
@@ -49,6 +51,16 @@ class Subject:
             self.checked = True
         return replace(self, inputs=inputs, passed=None, settled=self.resolved(), checked=False)
 
+    def at_once(self, points: Sequence[Maps]) -> Subject:
+        """The same question at several inputs in one pass: all samples of the first, then of the second."""
+        k, one = len(points), self.at(points[0])
+        args, kwargs = self._of_samples(lambda x: torch.cat([x] * k))
+        inputs = tuple(torch.cat(tensors) for tensors in zip(*points, strict=True))
+        settled, offset = self.resolved().copies(k), Repeating(self.offset, self.n)
+        return replace(
+            one, inputs=inputs, args=args, kwargs=kwargs, target=None, settled=settled, offset=offset
+        )
+
     def asking(self, target: Any) -> Subject:
         """Another question about the same inputs, answered from the same pass."""
         return replace(self, target=target, settled=None)
@@ -59,21 +71,26 @@ class Subject:
 
     def rows(self, start: int, stop: int) -> Subject:
         """Some of the samples."""
-        n = self.n
-
-        def cut(x: Tensor) -> Tensor:
-            return x[start:stop] if x.dim() > 0 and x.shape[0] == n else x
-
+        args, kwargs = self._of_samples(lambda x: x[start:stop])
         return replace(
             self,
             inputs=tuple(x[start:stop] for x in self.inputs),
-            args=copied(self.args, cut),
-            kwargs=copied(self.kwargs, cut),
-            target=targets.narrow(self.target, start, stop, n),
+            args=args,
+            kwargs=kwargs,
+            target=targets.narrow(self.target, start, stop, self.n),
             passed=None,
             settled=self.settled.rows(start, stop) if self.settled is not None else None,
             offset=self.offset + start,
         )
+
+    def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Any:
+        """The further arguments, those changed that have one row for each sample."""
+        n = self.n
+
+        def changed(x: Tensor) -> Tensor:
+            return change(x) if x.dim() > 0 and x.shape[0] == n else x
+
+        return copied((self.args, self.kwargs), changed)
 
     def given(self, x: Tensor) -> Tensor:
         """A tensor among the further arguments, as the model gets it."""
@@ -128,6 +145,8 @@ class Subject:
     def finish(self, method: Method, passed: Pass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
         self.trace = passed.tape.trace
+        outputs = getattr(passed.outputs, "logits", passed.outputs)
+        self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
@@ -146,6 +165,20 @@ def keeping(family: str, rule: Any, carries: bool) -> Keep:
     return Keep(inputs, not shapes_only, None if carries else getattr(rule, "concerns", None))
 
 
+class Repeating(int):
+    """The offset of n samples that are there several times: plus a row, the number of that row's sample."""
+
+    n: int
+
+    def __new__(cls, offset: int, n: int) -> Repeating:
+        self = super().__new__(cls, offset)
+        self.n = n
+        return self
+
+    def __add__(self, row: int) -> int:
+        return int(self) + row % self.n
+
+
 def mixes_samples(subject: Subject, passed: Pass) -> bool:
     """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
     if passed.mixes is None:
@@ -158,7 +191,7 @@ def _mixes(subject: Subject, passed: Pass) -> bool:
     shapes = [op.shape for op in passed.rectified()]
     if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
         return True
-    if not any(n in shape[1:] for shape in shapes) and not any(_turned(row, n) for row in rows):
+    if not passed.tape.trace.turned and not any(_turned(row, n) for row in rows):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
     try:
@@ -175,8 +208,10 @@ def _by_chance(row: Row, n: int) -> bool:
 
 
 def _turned(row: Row, n: int) -> bool:
-    """Dimensions change places, and more than one of them may be the samples."""
-    return row.name in _TURNING and n in row.shape[1:]
+    """The samples may have changed places with what is as many."""
+    if row.name in _TURNING:
+        return n in row.shape[1:]
+    return row.shape[0] != n or bool(row.source and row.source[0] != n)
 
 
 _TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum".split())

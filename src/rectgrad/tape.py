@@ -39,6 +39,8 @@ from rectgrad.trace import Row, Trace, calling_function, calling_module
 _ALL = Keep()
 _LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 _STATISTICS = ("running_mean", "running_var")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_SPECIAL = frozenset((*_LOOKS, *_RECURRENT, *ops.BY_HAND))
 
 
 class Tape(TorchFunctionMode):
@@ -59,6 +61,7 @@ class Tape(TorchFunctionMode):
         self.ops: list[Op] = []
         self.trace = Trace()
         self._holders: dict[int, list[Op]] = {}
+        self._quick: dict[Any, bool] = {}  # see _is_quick
         self._written = graph.Written()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,17 +70,57 @@ class Tape(TorchFunctionMode):
         if spec.silent:
             return func(*args, **kwargs)
         if spec.name == "__get__":  # a transpose
+            self.trace.turned = True
             return func(self._weight(args[0]), *args[1:])
+        if self._is_quick(func, spec) and torch.is_grad_enabled():
+            return self._plainly(spec, func, args, kwargs)
         if spec.family is None and (inside := composite(func)) is not None:
             with self:
                 return inside(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._without_grad(spec, func, args, kwargs)
+        return self._slowly(spec, func, args, kwargs)
+
+    def _slowly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         data: list[Tensor] = []
         args = tuple([self._prepare(a, data) for a in args])
         kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
         args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
+
+    def _is_quick(self, func: Any, spec: ops.Spec) -> bool:
+        """Whether a function needs no more than to be called: nothing is recorded or written."""
+        quick = self._quick.get(func)
+        if quick is None:
+            wanted = self.families is None or spec.family in self.families or spec.family in self.decompose
+            special = spec.writes or "inplace" in spec.names or spec.name in _SPECIAL or composite(func)
+            kinds = ops.RECTIFIERS | ops.REFINED | {"batch_norm"}
+            quick = not special and (spec.family is None or not (wanted or spec.family in kinds))
+            self._quick[func] = quick
+        return quick
+
+    def _plainly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        if "out" in kwargs or not _unsurrounded():
+            return self._slowly(spec, func, args, kwargs)
+        data: list[Tensor] = []
+        args = tuple([self._bare(a, data) for a in args])
+        kwargs = {k: self._bare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
+        result = func(*args, **kwargs)
+        if data:
+            self._enter(spec, result, data)
+        return result
+
+    def _bare(self, value: Any, data: list[Tensor]) -> Any:
+        """As `_prepare`, with the tensors themselves in their places."""
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                if (value := self._weight(value)).requires_grad:
+                    data.append(value)
+            elif value.is_inference():
+                return value.clone()
+        elif type(value) is tuple or type(value) is list:
+            return type(value)([self._bare(v, data) for v in value])
+        return value
 
     def _prepare(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots; weights lose their gradient, so that to require one means to depend on
@@ -129,7 +172,9 @@ class Tape(TorchFunctionMode):
             op.family = ops.refine(spec.family, spec.name, op.argument)
         if len(data) > 1 and op.family in ops.OF_ONE:
             return None
-        op.data_count, op.sources = len(data), tuple([op_of(x.grad_fn) for x in data])
+        op.data_count = len(data)
+        if op.family == "conv":
+            op.sources = tuple([op_of(x.grad_fn) for x in data])
         return op if self._wanted(op) or (writes and op.family in ops.RECTIFIERS) else None
 
     def _wanted(self, op: Op) -> bool:
@@ -151,12 +196,12 @@ class Tape(TorchFunctionMode):
 
     def _bridge(self, op: Op, data: list[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
         op.module = calling_module(__file__)
-        with identity_hooks():
+        with _NOTHING if _unsurrounded() else identity_hooks():
             if in_place is not None:
                 result = bridged(BridgeInPlace, op, in_place, *data)
             else:
                 result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), *data)
-        if op.result_type not in (tuple, list) and isinstance(result, tuple):
+        if type(result) is tuple and op.result_type not in (tuple, list):
             result = op.result_type(result)
         self.ops.append(op)
         source = op.input_shapes[0]
@@ -179,7 +224,8 @@ class Tape(TorchFunctionMode):
     def _native(
         self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor], inplace: bool
     ) -> Any:
-        args, kwargs = fill(args, data), {k: fill(v, data) for k, v in kwargs.items()}
+        args = fill(args, data)
+        kwargs = {k: fill(v, data) for k, v in kwargs.items()} if kwargs else {}
         if inplace:
             kwargs["inplace"] = True
         self._before_write(spec, args, kwargs, inplace)
@@ -187,17 +233,22 @@ class Tape(TorchFunctionMode):
             graph.mark_hooked(data[0])
         with _surroundings(spec.name, args, data):
             result = func(*args, **kwargs)
-        if data and spec.name in ops.BY_HAND:
+        if data:
+            self._enter(spec, result, data)
+        return result
+
+    def _enter(self, spec: ops.Spec, result: Any, data: list[Tensor]) -> None:
+        """A row for a call that is not recorded."""
+        if spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
-        if data and isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
-            shape = tuple(first(result).shape)
-            source = tuple(data[0].shape)
+        if isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
+            output, source = first(result), tuple(data[0].shape)
+            module = calling_module(__file__)
             self.trace.rows.append(
-                Row(spec.name, calling_module(__file__), shape, spec.family, len(data), source)
+                Row(spec.name, module, tuple(output.shape), spec.family, len(data), source)
             )
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
-                first(result).register_hook(self.current.look)  # its zeros may hide an infinity
-        return result
+                output.register_hook(self.current.look)  # its zeros may hide an infinity
 
     def _without_grad(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call while gradients are off. An activation here is one whose rule will never run."""
@@ -258,6 +309,11 @@ def _differentiable(result: Any) -> bool:
     return isinstance(result, Tensor) and result.requires_grad
 
 
+def _unsurrounded() -> bool:
+    """Whether nothing is to be kept from what is saved for the backward pass: see identity_hooks."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
 def _surroundings(name: str, args: tuple, data: list[Tensor]) -> Any:
     """What a call needs around it. Nearly always nothing."""
     needed = [_writable(args), identity_hooks()]
@@ -272,7 +328,6 @@ def _surroundings(name: str, args: tuple, data: list[Tensor]) -> Any:
     return together
 
 
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _NOTHING = contextlib.nullcontext()
 
 
@@ -301,7 +356,7 @@ def _cloned(x: Any) -> Any:
 def identity_hooks() -> Any:
     """Checkpointing saves nothing and runs its function again in the backward pass, out of our sight:
     what is saved under its hooks is saved as it is instead."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+    if _unsurrounded():
         return _NOTHING
     return torch.autograd.graph.saved_tensors_hooks(_same, _same)
 

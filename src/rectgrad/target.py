@@ -51,6 +51,9 @@ class Picked:
     def rows(self, start: int, stop: int) -> Picked:
         return Picked(self.index[start:stop])
 
+    def copies(self, k: int) -> Picked:
+        return Picked(self.index.repeat(k))
+
 
 @dataclass(frozen=True)
 class Given:
@@ -64,6 +67,9 @@ class Given:
 
     def rows(self, start: int, stop: int) -> Given:
         return Given(narrow(self.target, start, stop, self.n), stop - start)
+
+    def copies(self, k: int) -> Given:
+        return Given(repeated(self.target, k), k * self.n)
 
 
 Scores = Picked | Given
@@ -146,6 +152,16 @@ def narrow(target: Any, start: int, stop: int, n: int) -> Any:
             f"target has shape {tuple(index.shape)}; one class for each of {n} samples is needed"
         )
     return index[start:stop]
+
+
+def repeated(target: Any, k: int) -> Any:
+    """The target of k copies of the samples, where it names a class for each sample."""
+    if isinstance(target, contrast):
+        return contrast(repeated(target.a, k), repeated(target.b, k))
+    if callable(target) or isinstance(target, int):
+        return target
+    index = _as_integers(target)
+    return index.repeat(k) if index.dim() else target
 
 
 def _checked(target: Callable[[Any], Any], outputs: Any, n: int) -> Tensor:

@@ -43,6 +43,7 @@ class Trace:
         self.rows: list[Row] = []
         self.hidden: list[Row] = []  # calls inside custom autograd.Functions, where gradients are off
         self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
+        self.turned = False  # whether dimensions changed places out of sight of the rows
         self.root: nn.Module | None = None
         # DeepLIFT: sum of the map minus the difference of the scores, for each sample
         self.completeness_error: Tensor | None = None
@@ -131,9 +132,15 @@ def calling_module(engine: str = "") -> nn.Module | None:
         frame = frame.f_back  # type: ignore[assignment]
     while frame is not None:
         code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
+        method = _METHODS.get(id(code))
+        if method is None or method[0] is not code:
+            method = _METHODS[id(code)] = (code, code.co_argcount > 0 and code.co_varnames[0] == "self")
+        if method[1]:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
                 return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+_METHODS: dict[int, tuple[Any, bool]] = {}  # code objects that were met: whether they are methods

@@ -1,0 +1,177 @@
+"""Several copies of the samples in one pass: an average's noisy inputs, or its steps from baseline to input.
+
+What is meant is one copy at a time; a pass of several must give the same. It does for nearly every network in
+evaluation mode, but not where samples see each other (statistics of the batch, random numbers), and a program
+exported for one batch size takes no other. So the first copy runs alone, and again at the end of the first
+pass of several: outputs and maps must agree, or every copy runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad.methods import DeepLift, Method
+from rectgrad.op import wide
+from rectgrad.passes import Maps
+from rectgrad.subject import Subject
+from rectgrad.target import contrast
+
+Ask = Callable[[Method, Subject], Maps]
+
+# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
+# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
+# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
+BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
+ROWS = {"cpu": 64, "cuda": 1024}
+FEWEST = 4  # copies that are worth it, since the first one runs twice
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One copy, alone: what a pass of several must say of it too."""
+
+    point: Maps
+    maps: Maps
+    outputs: Tensor
+
+    def confirms(self, maps: Maps, outputs: Tensor) -> bool:
+        """Outputs are continuous: they agree to rounding. Maps are not, where rounding moves a unit across a
+        threshold: they agree in the mean. Neither alone would do: saturated outputs hardly change."""
+        eps = max(torch.finfo(x.dtype).eps for x in (self.outputs, *self.maps))
+        pairs = zip(self.maps, maps, strict=True)
+        return _near(self.outputs, outputs, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in pairs)
+
+
+def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    a, b = wide(a), wide(b)
+    scale = a.abs().max()
+    if not bool(scale > 0):
+        return bool((b == a).all())
+    a, b = a / scale, b / scale  # squares of very small or large numbers are none
+    return bool((a - b).norm() <= tolerance * a.norm())
+
+
+class SamplesMetError(Exception):
+    """A pass of several copies is not what they are alone."""
+
+
+class Copies:
+    """Asks a method about a subject at many points."""
+
+    def __init__(self, ask: Ask, method: Method, subject: Subject) -> None:
+        self.ask, self.method, self.subject = ask, method, subject
+        self.size = 1  # copies in one pass
+        self.witness: Witness | None = None
+        self.confirmed = False
+
+    def each(self, points: Iterable[Maps], count: int) -> Iterator[Maps]:
+        """`ask(method, subject.at(point))` for each of `count` points, in their order."""
+        points = iter(points)
+        if count >= FEWEST and separate(self.method, self.subject):
+            yield self._first(next(points))
+        while group := list(islice(points, self._room())):
+            yield from self._group(group)
+
+    def _room(self) -> int:
+        return self.size if self.confirmed or self.size == 1 else self.size - 1
+
+    def _first(self, point: Maps) -> Maps:
+        """One copy alone; what it takes says how many of them fit into a pass."""
+        alone = self.subject.at(point)
+        maps = self.ask(self.method, alone)
+        if alone.answer is not None and not folds(self.method, alone):
+            self.witness, self.size = Witness(point, maps, alone.answer), fitting(alone)
+        return maps
+
+    def _group(self, group: list[Maps]) -> list[Maps]:
+        """In one pass; where that fails, in smaller ones; at last one by one."""
+        if self.size == 1:
+            return [self.ask(self.method, self.subject.at(point)) for point in group]
+        try:
+            return self._together(group)
+        except Exception as error:  # where it was not for the batch, a copy alone meets it again
+            self.size = self.size // 2 if out_of_memory(error) else 1
+        if self.subject.region is not None:
+            self.subject.region.restore()
+        found: list[Maps] = []
+        while rest := group[len(found) :]:
+            found += self._group(rest[: self._room()])
+        return found
+
+    def _together(self, group: list[Maps]) -> list[Maps]:
+        assert self.witness is not None
+        points = group if self.confirmed else [*group, self.witness.point]
+        joined, k = self.subject.at_once(points), len(points)
+        maps = self.ask(repeated(self.method, k, self.subject.inputs), joined)
+        answer, rows = joined.answer, self.subject.n
+        if answer is None or answer.shape != (k * rows, *self.witness.outputs.shape[1:]):
+            raise SamplesMetError
+        parts = list(zip(*(m.chunk(k) for m in maps), strict=True))
+        if not self.confirmed and not self.witness.confirms(parts[-1], answer[-rows:]):
+            raise SamplesMetError
+        self.confirmed = True
+        return parts[: len(group)]
+
+
+def separate(method: Method, subject: Subject) -> bool:
+    """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
+    output, nor by a method that may have values for each sample in a way unknown here."""
+    modules = subject.region.modules if subject.region is not None else []
+    return (
+        subject.n > 0
+        and method.one_backward
+        and (isinstance(method, DeepLift) or type(method).rows is Method.rows)
+        and (not callable(subject.target) or type(subject.target) is contrast)
+        and not any(module.training for module in modules)
+    )
+
+
+def folds(method: Method, alone: Subject) -> bool:
+    """Whether a rule that looks at a whole sample would find it spread over several rows."""
+    assert alone.trace is not None
+    rectified = (row for row in alone.trace.rows if row.family in ops.RECTIFIERS)
+    return method.per_sample and any(row.shape[:1] != (alone.n,) for row in rectified)
+
+
+def fitting(alone: Subject) -> int:
+    """How many copies like this one make a pass within the limits."""
+    assert alone.trace is not None
+    first, kind = alone.inputs[0], alone.inputs[0].device.type
+    numbers = sum(prod(row.shape) for row in alone.trace.rows) + sum(x.numel() for x in alone.inputs)
+    most = BYTES.get(kind, BYTES["cpu"])
+    if first.is_cuda:
+        most = min(most, free_memory(first.device) // 2)
+    by_rows = ROWS.get(kind, ROWS["cpu"]) // alone.n
+    return max(1, min(by_rows, most // max(1, numbers * first.element_size())))
+
+
+def free_memory(device: torch.device) -> int:
+    """What is free on a GPU, or held by torch without use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "memory" in str(error)
+
+
+def repeated(method: Method, k: int, inputs: Maps) -> Method:
+    """The method for k copies, where a field has one value for each sample."""
+    if isinstance(method, DeepLift):
+        return replace(method, baseline=repeated_baseline(method.baseline, k, inputs))
+    return method
+
+
+def repeated_baseline(baseline: Any, k: int, inputs: Maps) -> Any:
+    if isinstance(baseline, tuple):
+        return tuple(repeated_baseline(b, k, (x,)) for b, x in zip(baseline, inputs, strict=True))
+    whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
+    return torch.cat([baseline] * k) if whole else baseline
