@@ -1,6 +1,7 @@
 """SmoothGrad and Integrated Gradients: several copies in one pass give what one at a time gives."""
 
 import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import rectgrad
 from networks import NETWORKS
 from rectgrad import IntegratedGradients, Saliency, SmoothGrad, copies
-from rectgrad.methods import generator_of
+from rectgrad.methods import Method, generator_of
 
 AVERAGES = {
     "smoothgrad": lambda over: SmoothGrad(over, samples=9),
@@ -180,7 +181,9 @@ def test_baselines_of_each_sample_are_repeated(average, one_for_all, network, on
     )
     baseline = baseline if isinstance(inputs, tuple) else baseline[0]
     method = AVERAGES[average](rectgrad.DeepLift(baseline))
-    maps = rectgrad.attribute(model, inputs, method, 0)
+    run, rows = watched(model)
+    maps = rectgrad.attribute(run, inputs, method, 0)
+    assert rows[-2:] == [27, 27]
     assert_close(maps, one_by_one(model, inputs, method, 0), 1e-9)
 
 
@@ -191,7 +194,7 @@ def test_in_chunks_of_samples(average, one_by_one):
     run, rows = watched(model)
     method = AVERAGES[average](Saliency())
     maps = rectgrad.attribute(run, x, method, [0, 1, 0, 2, 1], batch_size=2)
-    assert rows == [2, 2, 18, 2, 2, 18, 1, 1, 9]
+    assert rows == [2, 2, 18, 2, 2, 18, 1, 1, 9]  # the class, one copy alone, the rest with it
     assert_close(maps, one_by_one(model, x, method, [0, 1, 0, 2, 1]), 1e-9)
 
 
@@ -210,14 +213,39 @@ def test_from_a_record(average, network, one_by_one):
 # --- where a pass of several copies would not be the same ---------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Weighted(Method):
+    """A method of the user's own, with a value for each sample."""
+
+    weights: tuple[float, ...] = (1.0, 2.0)
+
+    def finish(self, raw, inputs):
+        return tuple(torch.stack([w * row for w, row in zip(self.weights, r, strict=True)]) for r in raw)
+
+    def rows(self, start, stop, inputs):
+        return replace(self, weights=self.weights[start:stop])
+
+
+def test_a_method_with_values_of_its_own_for_each_sample(small, one_by_one):
+    run, rows = watched(small[0])
+    method = SmoothGrad(Weighted(), samples=9)
+    maps = rectgrad.attribute(run, small[1], method, 1)
+    assert set(rows) == {2}
+    assert torch.equal(maps, one_by_one(*small, method, 1))
+
+
 @pytest.mark.parametrize("average", AVERAGES)
 def test_a_callable_target_sees_the_samples_alone(small, average, one_by_one):
+    seen = []
+
     def score(outputs):
-        assert len(outputs) == 2
-        return outputs[:, 1] * outputs.mean()
+        seen.append(len(outputs))
+        return outputs[:, 1]
 
     method = AVERAGES[average](Saliency())
-    assert_close(rectgrad.attribute(*small, method, score), one_by_one(*small, method, score))
+    maps = rectgrad.attribute(*small, method, score)
+    assert set(seen) == {2}
+    assert_close(maps, one_by_one(*small, method, score))
 
 
 class BatchNormAndDropout(nn.Module):
@@ -315,7 +343,7 @@ class Fixed(nn.Module):
     def forward(self, x):
         self.calls += 1
         self.seen.append(len(x))
-        out = self.inner(x) + torch.rand(1).squeeze() + self.calls
+        out = self.inner(x) * torch.rand(1) * self.calls
         return {
             "refuses": lambda: out + torch.zeros(2, 1),
             "gives two": lambda: out[:2],
@@ -334,7 +362,9 @@ def test_a_network_of_fixed_batch_size(small, average, how, one_by_one):
     model, x = Fixed(how).eval(), small[1]
     method = AVERAGES[average](Saliency())
     state = torch.get_rng_state()
-    maps = rectgrad.attribute(model, x, method, 1)
+    run, rows = watched(model)
+    maps = rectgrad.attribute(run, x, method, 1)
+    assert rows == [2, 2, 18] + [2] * 8
     assert torch.equal(torch.get_rng_state(), state)
     assert (model.calls.item(), model.seen) == (0, [])
     assert torch.equal(maps, one_by_one(model, x, method, 1))
@@ -464,14 +494,15 @@ def test_interrupted_in_a_pass_of_several(small, error):
 
 
 def test_a_warning_names_the_sample_not_the_row():
+    """On the way down to zero, the scores of the last sample are the first to fall below tau."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 40, bias=False), nn.ReLU(), nn.Linear(40, 1)).eval()
     for weight in model.parameters():
         nn.init.uniform_(weight, 0.1, 1)
     x = torch.rand(3, 6) + 1
-    x[2] *= 1e-6  # its scores are below tau
+    x[2] *= 0.1
     run, rows = watched(model)
-    method = SmoothGrad(rectgrad.RectGrad(tau=1e-3), samples=9)
+    method = IntegratedGradients(rectgrad.RectGrad(tau=0.2), steps=9)
     with pytest.warns(UserWarning, match="is zero") as caught:
         rectgrad.attribute(run, x, method, 0)
     assert 27 in rows
@@ -479,13 +510,13 @@ def test_a_warning_names_the_sample_not_the_row():
 
 
 def test_an_incomplete_deeplift_names_the_sample_not_the_row():
-    layers = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).eval()
-    nn.init.uniform_(layers[0].weight, 0.1, 1)
-    x = torch.rand(3, 6) + 1
-    x[0] = 0  # its baseline
-    run, rows = watched(lambda x: layers(x).cumprod(1))
+    """A product that DeepLIFT has no rule for counts with the larger inputs: some noisy copies of one."""
+    layer = nn.Linear(6, 6, bias=False).eval()
+    nn.init.constant_(layer.weight, 0.1)
+    x = torch.tensor([[0.1], [0.75], [0.2]]) + torch.linspace(-0.1, 0.1, 6)
+    run, rows = watched(lambda x: layer(x).cumprod(1) + x)
     with pytest.warns(UserWarning, match="sums to") as caught:
-        rectgrad.attribute(run, x, SmoothGrad(rectgrad.DeepLift(), samples=9), 5)
+        rectgrad.attribute(run, x, SmoothGrad(rectgrad.DeepLift(), samples=9, noise=0.3), 5)
     assert rows[-1] == 27
     assert {str(w.message).split(" sums to")[0] for w in caught} == {"DeepLIFT's map of sample 1"}
 

@@ -69,7 +69,7 @@ def tune(monkeypatch):
 @pytest.fixture(autouse=True)
 def small_parts(tune):
     if not NATIVE:
-        tune(SMALL=256, CHUNK=512, SAMPLE=128, JOBS=4, PART=2)
+        tune(SMALL=256, CHUNK=512, JOBS=4, PART=2, _tile=lambda d: (512, 128, 64))
 
 
 def half_zero(x):
@@ -144,20 +144,20 @@ LARGE = 20_000 if NATIVE else 900
 
 def test_bounds_that_do_not_enclose_tau(tune):
     """A sample that misleads must not change the result, only the time."""
-    tune(_bounds=lambda p, d: (0, 0))
+    tune(_bounds=lambda p, d, sample: (0, 0))
     x = scores(LARGE, "normal", "normal", "half zero", "infinities", "sorted", "far apart")
     for k in (LARGE // 2, LARGE * 98 // 100):
         check(x, k)
 
 
 def test_more_candidates_than_places(tune):
-    tune(_capacity=lambda width, d: 100)
+    tune(_capacity=lambda share, d: 100)
     x = scores(LARGE, "normal", "few values", "close together")
     check(x, LARGE // 2)
 
 
 def test_more_candidates_than_a_program_holds(tune):
-    tune(_bounds=lambda p, d: (800 if NATIVE else 60, 0))
+    tune(_bounds=lambda p, d, sample: (800 if NATIVE else 60, 0))
     x = scores(200_000 if NATIVE else 1500, "normal", "few values", "nearly all zero")
     for k in (x.shape[1] // 2, x.shape[1] * 97 // 100):
         check(x, k)
@@ -252,6 +252,14 @@ def test_rectify_is_the_plain_rule_in_every_layout(layout_a, layout_R, shape):
         same(result, plain(a, R, rows, nearest(a, rows), "PR1"))
         assert result.stride() == a.stride()
     same(cuda.rectify_constant(a, R, 0.25), torch.where(a * R > 0.25, R, 0))
+
+
+@pytest.mark.parametrize("layout_a", [slice_of_channels, slice_of_channels_last, transposed, mean])
+def test_an_activation_that_is_not_dense(layout_a):
+    g = torch.Generator().manual_seed(5)
+    a, R = layout_a(g, 2, 16, 6, 7), contiguous(g, 2, 16, 6, 7)
+    same(cuda.rectify(a, R, 2, nearest(a, 2)), plain(a, R, 2, nearest(a, 2), "PR1"))
+    same(cuda.rectify_constant(a, R, 0.1), torch.where(a * R > 0.1, R, 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -87,7 +87,7 @@ class Copies:
         """One copy alone; what it takes says how many of them fit into a pass."""
         alone = self.subject.at(point)
         maps = self.ask(self.method, alone)
-        if alone.answer is not None and not folds(self.method, alone):
+        if alone.answer is not None and not folds(self.method, alone):  # another average gives none
             self.witness, self.size = Witness(point, maps, alone.answer), fitting(alone)
         return maps
 
@@ -127,7 +127,6 @@ def separate(method: Method, subject: Subject) -> bool:
     modules = subject.region.modules if subject.region is not None else []
     return (
         subject.n > 0
-        and method.one_backward
         and (isinstance(method, DeepLift) or type(method).rows is Method.rows)
         and (not callable(subject.target) or type(subject.target) is contrast)
         and not any(module.training for module in modules)

@@ -61,7 +61,7 @@ class Tape(TorchFunctionMode):
         self.ops: list[Op] = []
         self.trace = Trace()
         self._holders: dict[int, list[Op]] = {}
-        self._quick: dict[Any, bool] = {}  # see _is_quick
+        self._quick: dict[Any, str] = {}  # see _is_quick
         self._written = graph.Written()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,7 @@ class Tape(TorchFunctionMode):
         if spec.name == "__get__":  # a transpose
             self.trace.turned = True
             return func(self._weight(args[0]), *args[1:])
-        if self._is_quick(func, spec) and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self._is_quick(func, spec, args, kwargs):
             return self._plainly(spec, func, args, kwargs)
         if spec.family is None and (inside := composite(func)) is not None:
             with self:
@@ -88,16 +88,38 @@ class Tape(TorchFunctionMode):
         args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
-    def _is_quick(self, func: Any, spec: ops.Spec) -> bool:
-        """Whether a function needs no more than to be called: nothing is recorded or written."""
+    def _is_quick(self, func: Any, spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
+        """Whether a call needs no more than to be made: nothing is recorded or written."""
         quick = self._quick.get(func)
         if quick is None:
-            wanted = self.families is None or spec.family in self.families or spec.family in self.decompose
-            special = spec.writes or "inplace" in spec.names or spec.name in _SPECIAL or composite(func)
-            kinds = ops.RECTIFIERS | ops.REFINED | {"batch_norm"}
-            quick = not special and (spec.family is None or not (wanted or spec.family in kinds))
-            self._quick[func] = quick
-        return quick
+            quick = self._quick[func] = self._how_quick(func, spec)
+        if quick == "batch_norm":
+            return not _updates(spec, args, kwargs)
+        return self._unconcerned(spec, args, kwargs) if quick == "conv" else quick == "yes"
+
+    def _how_quick(self, func: Any, spec: ops.Spec) -> str:
+        """yes, no, or of which kind a function is whose calls differ."""
+        if spec.writes or "inplace" in spec.names or spec.name in _SPECIAL:
+            return "no"
+        if spec.family is None:
+            return "no" if composite(func) else "yes"
+        if spec.family == "conv" and self.families is not None:
+            keep = self.keeps.get("conv")
+            return "conv" if keep is not None and keep.concerns is not None else "no"
+        if self.families is None or spec.family in self.families or spec.family in self.decompose:
+            return "no"
+        if spec.name == "batch_norm":
+            return "batch_norm"
+        return "no" if spec.family in ops.RECTIFIERS | ops.REFINED | {"batch_norm"} else "yes"
+
+    def _unconcerned(self, spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
+        """A convolution that the family's rule has no business with."""
+        if "transposed" in spec.names:
+            return False
+        op = Op(spec, "conv", args, kwargs, self.current)
+        op.sources = tuple([op_of(a.grad_fn) for a in args[:1] if isinstance(a, Tensor)])
+        concerns = self.keeps["conv"].concerns
+        return concerns is not None and bool(args) and not concerns(op)
 
     def _plainly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         if "out" in kwargs or not _unsurrounded():

@@ -81,7 +81,12 @@ def rectify(
     """
     if a.device.type == "cpu":
         library = _native()
-        return None if library is None else native.rectify(library, a, R, rows, k, tau, rule, seen, carry)
+        if library is not None:
+            return native.rectify(library, a, R, rows, k, tau, rule, seen, carry)
+        if k is None or chosen() == "reference" or a.dtype != R.dtype:
+            return None
+        seen.append(R.sum())
+        return portable.rectify(a, R, rows, k, rule)
     if a.device.type != "cuda" or not _cuda():
         return None
     from rectgrad.kernels import cuda

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Chosen by measurement on an H200 (benchmarks/select_cuda.py).
+# Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
 SMALL = 16384  # units: a row of at most so many is one program's work
-CHUNK = 8192  # units read at a time
+CHUNK = 8192  # units that a program reads at a time
 PART = 7  # chunks that a job counts, at most: its counters have 8 bits
 JOBS = 512  # rows are counted in smaller parts than that if fewer jobs would result
-SAMPLE = 4096  # units that tell roughly where tau is
 WARPS = 8
-REGISTERS = 128  # of a thread; with more of them too few programs would run at a time
 HEAD, WORDS = 32, 64  # of the workspace, as in triton_select.py
 
 RULES = {"PR1": 1, "PR2": 2, "PR3": 3, "PR4": 4}
@@ -120,7 +118,7 @@ class Plan:
     programs: int
     numbers: tuple[int, ...]
     constants: tuple[Any, ...]
-    warps: int
+    options: dict[str, int]
     candidates: int = 0  # places for them, in all rows
     words: int = 0
     compiled: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
@@ -150,17 +148,19 @@ def _plan(
     constants = (RULES[rule], rectifies, runs is not None, align)
     if d <= SMALL:
         chunk = max(1024, 1 << (d - 1).bit_length())
-        return Plan("select_small_rows", rows, (d, k, *numbers), (*constants, chunk), max(4, chunk // 1024))
-    chunks = -(-d // CHUNK)
+        options = {"num_warps": max(4, chunk // 1024)}
+        return Plan("select_small_rows", rows, (d, k, *numbers), (*constants, chunk), options)
+    chunk, sample, registers = _tile(d)
+    chunks = -(-d // chunk)
     parts = min(chunks, max(-(-chunks // PART), JOBS // rows))
-    width, together = _bounds(k / d, d)
-    capacity = _capacity(width, d)
+    width, together = _bounds(k / d, d, sample)
+    capacity = _capacity(width / sample, d)
     return Plan(
         "select_rows",
         rows * (1 + parts + (chunks if rectifies else 0)),
-        (rows, d, k, parts, chunks, capacity, round(k / d * SAMPLE), width, together, *numbers),
-        (*constants, CHUNK, SAMPLE, 32 * WARPS),
-        WARPS,
+        (rows, d, k, parts, chunks, capacity, round(k / d * sample), width, together, *numbers),
+        (*constants, chunk, sample, 32 * WARPS),
+        {"num_warps": WARPS, "maxnreg": registers},
         rows * capacity,
         HEAD + rows * WORDS,
     )
@@ -183,7 +183,8 @@ def _plan_constant(
     stride_R, runs, align = layout
     chunks = -(-d // CHUNK)
     numbers = (d, chunks, stride_R, *(runs or Runs(1, 0, 0, 0)))
-    return Plan("rectify_rows", rows * chunks, numbers, (RULES[rule], runs is not None, align, CHUNK), WARPS)
+    constants = (RULES[rule], runs is not None, align, CHUNK)
+    return Plan("rectify_rows", rows * chunks, numbers, constants, {"num_warps": WARPS})
 
 
 def _units(shape: torch.Size, dtype: torch.dtype, dtype_R: torch.dtype, rows: int) -> int:
@@ -200,22 +201,28 @@ def _units(shape: torch.Size, dtype: torch.dtype, dtype_R: torch.dtype, rows: in
     return d
 
 
-def _bounds(p: float, d: int) -> tuple[int, int]:
+def _tile(d: int) -> tuple[int, int, int]:
+    """(units read at a time, units of the sample, registers of a thread). With fewer more programs run
+    at a time, which pays where a row is little work."""
+    return (4096, 2048, 64) if d < 2**16 else (CHUNK, 4096, 128)
+
+
+def _bounds(p: float, d: int, sample: int) -> tuple[int, int]:
     """How a sample bounds the p-quantile of d units: (ranks from its own p-quantile to either bound, how many
     neighbours it takes together, as a power of two).
 
-    In a row that is not large, to read single units is to read most of the memory, so 8 neighbours are taken.
-    They resemble each other: in the layers of EfficientNet-Lite0 and Inception V4 the rank of tau in such a
-    sample had up to 1.43 times the standard deviation of that of independent units, and 0.8 to 0.9 times with
-    single ones. Both numbers of standard deviations miss less than once in a million rows.
+    To read single units of a row that is not large would be to read most of the memory. But neighbours are
+    alike: in the layers of EfficientNet-Lite0 and of a random Inception V4 the rank of tau in a sample of 8
+    neighbours had up to 1.43 times the standard deviation of independent units, of 4 up to 1.16 times. The
+    bounds leave room for more than that; where they miss tau all the same, a slower way finds it.
     """
-    sigmas, together = (8.0, 3) if d < 2**17 else (5.0, 0)
-    return math.ceil(sigmas * math.sqrt(SAMPLE * p * (1 - p))) + 3, together
+    sigmas, together = (8.0, 3) if d < 2**17 else (6.5, 2)
+    return math.ceil(sigmas * math.sqrt(sample * p * (1 - p))) + 3, together
 
 
-def _capacity(width: int, d: int) -> int:
-    """Places for the candidates of a row: half as many again as are expected at most."""
-    return min(d, 1024 + math.ceil(4.5 * width / SAMPLE * d))
+def _capacity(share: float, d: int) -> int:
+    """Places for the candidates of a row: half as many again as are expected at most, 3 * share of it."""
+    return min(d, 1024 + math.ceil(4.5 * share * d))
 
 
 def _layout(
@@ -279,8 +286,7 @@ def _launch(plan: Plan, tensors: tuple[Tensor, ...], leading: tuple[float, ...] 
         run, *handles = plan.compiled[key]
         run(plan.programs, 1, 1, stream, *handles, None, None, None, *pointers, *arguments)
         return None
-    options = {"num_warps": plan.warps} | ({"maxnreg": REGISTERS} if plan.words else {})
-    kernel = getattr(_kernels(), plan.kernel)[plan.programs, 1, 1](*tensors, *arguments, **options)
+    kernel = getattr(_kernels(), plan.kernel)[plan.programs, 1, 1](*tensors, *arguments, **plan.options)
     if kernel is not None:  # Triton's interpreter compiles nothing
         plan.compiled[key] = (kernel.run, kernel.function, kernel.packed_metadata)
     return None

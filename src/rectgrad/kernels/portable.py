@@ -15,6 +15,20 @@ from torch import Tensor
 SAMPLE = 2048
 
 
+def rectify(a: Tensor, R: Tensor, rows: int, k: int, rule: str) -> Tensor | None:
+    """R where its score exceeds the row's k-th smallest, 0 elsewhere: little, put where it belongs."""
+    if rule != "PR1" or not a.is_contiguous() or a.dtype not in (torch.float32, torch.float64):
+        return None
+    score = (a * R).reshape(rows, -1)
+    tau = smallest(score, k)
+    out = torch.zeros_like(score)
+    source, target = R.reshape(rows, -1).numpy(), out.numpy()
+    for row, limit, r, o in zip(score.numpy(), tau.tolist(), source, target, strict=True):
+        at = np.flatnonzero(row > limit)
+        o[at] = r[at]
+    return out.reshape(a.shape)
+
+
 def smallest(score: Tensor, k: int) -> Tensor:
     """The k-th smallest of each row, counted from 1."""
     rows = score.detach().contiguous().numpy()

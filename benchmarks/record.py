@@ -1,0 +1,65 @@
+"""Makes the records in results/bench: python benchmarks/record.py cpu|h200|portable|scaling FOLDER [MODEL ...]
+
+cpu, portable: two threads of a processor that does nothing else meanwhile; portable is the same without the
+native kernels. h200: one NVIDIA H200, TF32, channels last.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if sys.argv[1] == "portable":
+    os.environ["RECTGRAD_KERNELS"] = "portable"
+
+from rectgrad.bench import Plan, run
+
+CPU = {"device": "cpu", "threads": 2}
+H200 = {"device": "cuda", "channels_last": True, "tf32": True}
+LARGE = ("vgg16", "resnet50", "inception_v4")
+PLANS = {
+    "cpu": {
+        "cpu-batch4": Plan(LARGE, batch=4, rounds=7, **CPU),
+        "cpu-batch1": Plan(("efficientnet_lite0", "vit_b_16"), rounds=7, selection=True, **CPU),
+        "cpu-averages": Plan(
+            ("efficientnet_lite0",),
+            methods=("smoothgrad", "integrated_gradients"),
+            averages=True,
+            rounds=5,
+            **CPU,
+        ),
+    },
+    "portable": {
+        "cpu-portable-batch4": Plan(
+            ("vgg16", "resnet50"), batch=4, rounds=7, methods=("rectgrad",), captum=False, naive=False, **CPU
+        ),
+    },
+    "scaling": {
+        "cpu-scaling": Plan(
+            ("resnet50",), methods=("rectgrad",), captum=False, naive=False, rounds=5, scaling=True, **CPU
+        ),
+    },
+    "h200": {
+        "h200-batch64": Plan(("resnet50", "inception_v4", "vgg16", "vit_b_16"), batch=64, rounds=7, **H200),
+        "h200-batch1": Plan(("resnet50", "inception_v4", "efficientnet_lite0"), rounds=7, **H200),
+        "h200-scaling": Plan(
+            ("resnet50",), methods=("rectgrad",), captum=False, naive=False, rounds=5, scaling=True, **H200
+        ),
+    },
+}
+
+
+def say(kind: str, section: dict) -> None:
+    for row in section.get("rows", []):
+        print(section.get("model"), row.get("name"), row.get("ratio"), flush=True)
+
+
+if __name__ == "__main__":
+    folder, models = Path(sys.argv[2]), tuple(sys.argv[3:])
+    for name, plan in PLANS[sys.argv[1]].items():
+        run(
+            plan if not models else Plan(**{**vars(plan), "models": models}),
+            folder / f"{name}.json",
+            show=say,
+        )
