@@ -186,7 +186,7 @@ class Tape(TorchFunctionMode):
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
         """The record of this call, if it depends on the input and its family is wanted. In-place rectifiers
-        always are: torch derives some of them from their output, with other last bits."""
+        nearly always are: torch derives some of them from their output, with other last bits."""
         if not data or spec.family is None or "out" in kwargs:
             return None
         op = Op(spec, spec.family, args, kwargs, self.current)
@@ -197,7 +197,10 @@ class Tape(TorchFunctionMode):
         op.data_count = len(data)
         if op.family == "conv":
             op.sources = tuple([op_of(x.grad_fn) for x in data])
-        return op if self._wanted(op) or (writes and op.family in ops.RECTIFIERS) else None
+        if writes and op.family in ops.RECTIFIERS:
+            whole = spec.name in ops.SAME_IN_PLACE and not data[0]._is_view()
+            return op if not whole or self._wanted(op) else None
+        return op if self._wanted(op) else None
 
     def _wanted(self, op: Op) -> bool:
         if self.families is not None and op.family not in self.families:
