@@ -20,19 +20,18 @@ H200 = {"device": "cuda", "channels_last": True, "tf32": True}
 LARGE = ("vgg16", "resnet50", "inception_v4")
 PLANS = {
     "cpu": {
-        "cpu-batch4": Plan(LARGE, batch=4, rounds=7, **CPU),
-        "cpu-batch1": Plan(("efficientnet_lite0", "vit_b_16"), rounds=7, selection=True, **CPU),
-        "cpu-averages": Plan(
-            ("efficientnet_lite0",),
-            methods=("smoothgrad", "integrated_gradients"),
-            averages=True,
-            rounds=5,
-            **CPU,
+        "cpu-batch1": Plan(("efficientnet_lite0",), rounds=7, selection=True, **CPU),
+        "cpu-batch4": Plan(
+            LARGE, batch=4, methods=("rectgrad", "saliency", "guided_backprop"), naive=False, **CPU
         ),
+        "cpu-averages": Plan(
+            ("efficientnet_lite0",), methods=("smoothgrad", "integrated_gradients"), averages=True, **CPU
+        ),
+        "cpu-naive": Plan(("resnet50",), batch=4, methods=("rectgrad",), captum=False, **CPU),
     },
     "portable": {
         "cpu-portable-batch4": Plan(
-            ("vgg16", "resnet50"), batch=4, rounds=7, methods=("rectgrad",), captum=False, naive=False, **CPU
+            ("vgg16", "resnet50"), batch=4, methods=("rectgrad",), captum=False, naive=False, **CPU
         ),
     },
     "scaling": {

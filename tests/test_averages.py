@@ -343,7 +343,7 @@ class Fixed(nn.Module):
     def forward(self, x):
         self.calls += 1
         self.seen.append(len(x))
-        out = self.inner(x) * torch.rand(1) * self.calls
+        out = self.inner(x) * torch.rand(1) * self.calls.clone()
         return {
             "refuses": lambda: out + torch.zeros(2, 1),
             "gives two": lambda: out[:2],
@@ -367,6 +367,7 @@ def test_a_network_of_fixed_batch_size(small, average, how, one_by_one):
     assert rows == [2, 2, 18] + [2] * 8
     assert torch.equal(torch.get_rng_state(), state)
     assert (model.calls.item(), model.seen) == (0, [])
+    assert bool(maps.any())
     assert torch.equal(maps, one_by_one(model, x, method, 1))
 
 
@@ -395,7 +396,7 @@ def test_state_that_each_call_changes(average, one_by_one):
         def forward(self, x):
             self.scale.mul_(2)
             self.calls += 1
-            return self.inner(x) * self.scale * self.calls
+            return self.inner(x) * self.scale.clone() * self.calls
 
     model, x = Counting().eval(), NETWORKS["plain_cnn"](0)[1]
     run, rows = watched(model)

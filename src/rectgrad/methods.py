@@ -88,7 +88,7 @@ class GuidedBackprop(Method):
         flags(self, "multiply_by_input")
 
     def rules(self) -> Rules:
-        return dict.fromkeys(ops.RECTIFIERS, rules.guided())
+        return rules.guided()
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return times(raw, inputs) if self.multiply_by_input else raw

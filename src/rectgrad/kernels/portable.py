@@ -19,14 +19,24 @@ def rectify(a: Tensor, R: Tensor, rows: int, k: int, rule: str) -> Tensor | None
     """R where its score exceeds the row's k-th smallest, 0 elsewhere: little, put where it belongs."""
     if rule != "PR1" or not a.is_contiguous() or a.dtype not in (torch.float32, torch.float64):
         return None
-    score = (a * R).reshape(rows, -1)
-    tau = smallest(score, k)
-    out = torch.zeros_like(score)
-    source, target = R.reshape(rows, -1).numpy(), out.numpy()
-    for row, limit, r, o in zip(score.numpy(), tau.tolist(), source, target, strict=True):
-        at = np.flatnonzero(row > limit)
-        o[at] = r[at]
-    return out.reshape(a.shape)
+    out = torch.zeros_like(a, memory_format=torch.contiguous_format)
+    activations, gradients, targets = (x.detach().reshape(rows, -1).numpy() for x in (a, R, out))
+    score = np.empty_like(activations[0])  # one row: it stays in the cache
+    with np.errstate(all="ignore"):  # what is not finite is looked for elsewhere
+        for activation, gradient, target in zip(activations, gradients, targets, strict=True):
+            at = _above(np.multiply(activation, gradient, out=score), len(score) - k)
+            target[at] = gradient[at]
+    return out
+
+
+def _above(row: np.ndarray, rank: int) -> np.ndarray:
+    """Where a row exceeds its element at index `rank` from the largest."""
+    bound = _bound(row, rank)
+    at = np.flatnonzero(row >= bound) if bound > 0 else np.flatnonzero(row > 0)
+    values = row[at]
+    if len(at) > rank:
+        return at[values > _at(values, rank)]
+    return np.flatnonzero(row > _largest(row, rank))
 
 
 def smallest(score: Tensor, k: int) -> Tensor:

@@ -86,15 +86,20 @@ def deconv() -> Rule:
     return _of_output(deconv)
 
 
-def guided() -> Rule:
-    """R where R > 0 and the pre-activation is positive."""
+def guided() -> dict[str, Rule]:
+    """R where R > 0 and the pre-activation is positive, for each rectifier."""
 
     def guided(op: Op, R: Tensor) -> Tensor:
         # Most rectifiers keep the sign, so the activation tells, and the pre-activation need not be kept.
         z = op.output if op.family in ops.SIGN_KEEPING else op.inputs[0]
         return torch.where((R > 0) & (z > 0), R, 0)
 
-    return guided
+    def guided_by_output(op: Op, R: Tensor) -> Tensor:
+        return guided(op, R)
+
+    guided_by_output.__name__ = "guided"
+    _of_output(guided_by_output)
+    return {f: guided_by_output if f in ops.SIGN_KEEPING else guided for f in sorted(ops.RECTIFIERS)}
 
 
 def _of_output(rule: Rule) -> Rule:
