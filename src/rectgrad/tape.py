@@ -135,12 +135,11 @@ class Tape(TorchFunctionMode):
     def _bare(self, value: Any, data: list[Tensor]) -> Any:
         """As `_prepare`, with the tensors themselves in their places."""
         if isinstance(value, Tensor):
-            if value.requires_grad:
-                if (value := self._weight(value)).requires_grad:
-                    data.append(value)
-            elif value.is_inference():
-                return value.clone()
-        elif type(value) is tuple or type(value) is list:
+            if value.requires_grad and (value := self._weight(value)).requires_grad:
+                data.append(value)
+                return value
+            return value.clone() if value.is_inference() else value
+        if type(value) is tuple or type(value) is list:
             return type(value)([self._bare(v, data) for v in value])
         return value
 
