@@ -232,19 +232,23 @@ static inline void square(const float *sum, int64_t lanes, float *out, int64_t p
 }
 #endif
 
-/* Pixels [0, n) of the buffer to channel-major memory: out[channel * plane + pixel]. */
+/* Pixels [0, n) of the buffer to channel-major memory: out[channel * plane + pixel]. The buffer goes on for
+   LANES pixels behind the last one. */
 static void transpose(const float *sum, int64_t lanes, int64_t n, int64_t channels, float *out, int64_t plane) {
-    int64_t whole = 0, i = 0;
+    int64_t i = 0;
 #ifdef SQUARES
-    whole = n / LANES * LANES;
-    for (; i + LANES <= channels; i += LANES)
-        for (int64_t x = 0; x < n; x += LANES) {
-            if (x + LANES <= n)
-                square(sum + x * lanes + i, lanes, out + i * plane + x, plane);
-            else
-                for (int64_t k = i; k < i + LANES; k++)
-                    for (int64_t rest = whole; rest < n; rest++) out[k * plane + rest] = sum[rest * lanes + k];
+    for (; i + LANES <= channels; i += LANES) {
+        int64_t x = 0;
+        for (; x + LANES <= n; x += LANES) square(sum + x * lanes + i, lanes, out + i * plane + x, plane);
+        if (x == n) continue;
+        if (n >= LANES) { /* the last square overlaps the one before */
+            square(sum + (n - LANES) * lanes + i, lanes, out + i * plane + n - LANES, plane);
+            continue;
         }
+        float turned[LANES * LANES];
+        square(sum + i, lanes, turned, LANES);
+        for (int64_t k = 0; k < LANES; k++) memcpy(out + (i + k) * plane, turned + k * LANES, n * 4);
+    }
 #endif
     for (; i < channels; i++)
         for (int64_t x = 0; x < n; x++) out[i * plane + x] = sum[x * lanes + i];
@@ -259,12 +263,12 @@ static void write_out(const job *j, const tile *t, const float *sum, int64_t fir
         float *out = j->out + (k * c->channels_in + first_channel) * plane;
         const float *from = sum + (k - t->sample) * j->rows * j->pitch * lanes;
         int64_t top = whole ? 0 : t->first - j->above; /* the buffer's first row, in the padded input */
-        for (int64_t y = t->first; y < t->last; y++) {
-            int64_t at = y - c->padding_y;
-            if (at < 0 || at >= c->height) continue;
-            transpose(from + ((y - top) * j->pitch + c->padding_x) * lanes, lanes, c->width, channels,
-                      out + at * c->width, plane);
-        }
+        int64_t y = t->first > c->padding_y ? t->first : c->padding_y;
+        int64_t last = t->last < c->height + c->padding_y ? t->last : c->height + c->padding_y;
+        int64_t rows = j->pitch == c->width ? last - y : 1; /* without padding they follow each other */
+        for (; y < last; y += rows)
+            transpose(from + ((y - top) * j->pitch + c->padding_x) * lanes, lanes, rows * c->width, channels,
+                      out + (y - c->padding_y) * c->width, plane);
     }
 }
 
@@ -276,7 +280,7 @@ static void sum_block(void *context, int64_t task) {
     int64_t channels = j->in_group - first < j->block ? j->in_group - first : j->block;
     int64_t lanes = j->vectors * LANES;
     int64_t rows = t->last - t->first >= j->rows ? j->rows * (t->end - t->sample) : t->last - t->first + 2 * j->above;
-    int64_t size = rows * j->pitch * lanes * 4;
+    int64_t size = (rows * j->pitch + LANES) * lanes * 4; /* see transpose */
     size = (size + 63) / 64 * 64;
     float *sum = aligned_alloc(64, size), *packed = malloc(j->taps * lanes * 4);
     if (!sum || !packed) {
