@@ -357,9 +357,10 @@ def test_lists_do_not_outlive_a_write():
 
 
 @needs_native
-def test_nothing_is_computed_from_a_carrier_unnoticed():
-    R = thinned(torch.randn(2, 3, 8, 8), 0.1)
-    empty = carrier(lists_of(R, LIBRARY.level))
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 30), (2, 9, 1), (1, 40, 6, 1), (3, 1, 1, 1), (1, 1)])
+def test_nothing_is_computed_from_a_carrier_unnoticed(shape):
+    R = torch.randn(shape) if torch.Size(shape).numel() < 4 else thinned(torch.randn(shape), 0.1)
+    empty = carrier(lists_of(R, LIBRARY.level, 1.0))
     assert kernels.carried(empty)
     assert torch.equal(kernels.dense(empty), R)
     assert (empty + 1).isnan().all()

@@ -28,9 +28,6 @@ class Slot(int):
     """Where the i-th data tensor stands among a call's arguments."""
 
 
-SLOTS = [Slot(i) for i in range(10_000)]  # more data tensors has no call
-
-
 def fill(value: Any, data: Sequence[Tensor]) -> Any:
     """`value` with the data tensors back in their slots."""
     kind = type(value)

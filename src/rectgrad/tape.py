@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import graph, ops
 from rectgrad.composite import composite, decompositions
 from rectgrad.op import (
-    SLOTS,
     Bridge,
     BridgeInPlace,
     Current,
@@ -27,6 +26,7 @@ from rectgrad.op import (
     Op,
     Overwrite,
     Rules,
+    Slot,
     bridged,
     fill,
     first,
@@ -149,7 +149,7 @@ class Tape(TorchFunctionMode):
         if isinstance(value, Tensor):
             if value.requires_grad and (value := self._weight(value)).requires_grad:
                 data.append(value)
-                return SLOTS[len(data) - 1]
+                return Slot(len(data) - 1)
             return value.clone() if value.is_inference() else value
         if type(value) in (list, tuple):
             return type(value)([self._prepare(v, data) for v in value])

@@ -34,7 +34,7 @@ def environment(device: str) -> dict[str, Any]:
         },
         "kernels": kernels(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(Path(word).name for word in sys.argv),
     }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
 
 FOLDER = Path(__file__).parent
-LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build.py
+LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
 RULES = {"PR1": 0, "PR2": 1, "PR3": 2, "PR4": 3}
 DENSEST = 0.25  # share of units from which on a dense convolution is the faster one
 

@@ -32,14 +32,14 @@ def channelwise(scale: Tensor, like: Tensor) -> Tensor:
     return scale.reshape(1, -1, *(1,) * (like.dim() - 2))
 
 
-def with_survivors(R: Tensor, passed: Survivors) -> Tensor:
-    """R, whose non-zero units these are."""
-    R._survivors = passed, R._version  # type: ignore[attr-defined]
+def with_survivors(R: Tensor, passed: Survivors, alone: bool = False) -> Tensor:
+    """R, whose non-zero units these are; alone: R is a mere carrier of them."""
+    R._survivors = passed, R._version, alone  # type: ignore[attr-defined]
     return R
 
 
 def carrier(passed: Survivors) -> Tensor:
-    return with_survivors(_NAN.expand(passed.shape), passed)
+    return with_survivors(_NAN.expand(passed.shape), passed, alone=True)
 
 
 _NAN = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
@@ -47,13 +47,16 @@ _NAN = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
 
 def carried(R: Tensor) -> bool:
     """Whether R is a mere carrier."""
-    return hasattr(R, "_survivors") and not any(R.stride())
+    return bool(getattr(R, "_survivors", _NONE)[2])
 
 
 def survivors_of(R: Tensor) -> Survivors | None:
     """The lists that came with R, unless it was written in the meantime."""
-    passed, version = getattr(R, "_survivors", (None, 0))
+    passed, version, _ = getattr(R, "_survivors", _NONE)
     return passed if passed is not None and version == R._version else None
+
+
+_NONE: tuple[Survivors | None, int, bool] = (None, 0, False)
 
 
 def dense(R: Tensor) -> Tensor:
