@@ -9,19 +9,19 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import kernels
+from rectgrad import kernels, ops
 from rectgrad.kernels import native, portable
 from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
 from rectgrad.op import Current, Op
 from rectgrad.ops import Spec
 from rectgrad.rules.rectified import SCORES
-from rectgrad.steps import Conv, Linear, outside_zeroed
+from rectgrad.steps import AvgPool, Conv, Linear, outside_zeroed
 
 LIBRARY = native.load()
 WHY = "NO NATIVE KERNELS were built (no C compiler?): the fast CPU code is not tested here"
@@ -344,6 +344,28 @@ def test_linear_layers(positions, inputs, outputs, share, level):
 
 
 # ---- lists that travel ----------------------------------------------------------------------------------
+
+
+@needs_native
+@settings(max_examples=200, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 19), st.integers(1, 40)),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    padded=st.booleans(),
+)
+def test_average_pooling(size, kernel, stride, padding, padded):
+    assume(all(2 * p <= k <= n + 2 * p for n, k, p in zip(size, kernel, padding, strict=True)))
+    x = torch.randn(2, 3, *size)
+    y = F.avg_pool2d(x, kernel, stride, padding, False, padded)
+    op = Op(ops.lookup(F.avg_pool2d), "avg_pool", (x, kernel, stride, padding, False, padded), {}, Current())
+    op.current.carries = True
+    assert AvgPool.suits(op, x)
+    R = torch.randn_like(y)
+    leaf = x.clone().requires_grad_()
+    (plain,) = torch.autograd.grad(F.avg_pool2d(leaf, kernel, stride, padding, False, padded), leaf, R)
+    close(AvgPool(op, x, y).gradient(R), plain)
 
 
 @needs_native

@@ -6,10 +6,12 @@ identity and by value. Each test takes one, makes a call that ends well or badly
 
 import collections
 import contextlib
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -745,3 +747,57 @@ def test_frozen_parameters_give_the_same_map_and_stay_frozen(name: str, frozen: 
     with untouched(model, x):
         maps = rectgrad.attribute(model, x, name, 1, **FEW.get(name, {}))
     assert torch.equal(maps, expected)
+
+
+def written_and_used(how: str) -> nn.Module:
+    """A network that writes a buffer of its own and then uses it."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((3,), 0.5))
+            self.register_buffer("state", torch.zeros(3))
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if how == "in place":
+                self.scale.mul_(4)
+                return F.relu(self.linear(x * self.scale)) * self.scale
+            if how == "a view":
+                part = self.scale[1:]
+                part.mul_(4)
+                self.scale[:1] += 2
+                return F.relu(self.linear(x * self.scale)) * self.scale
+            if how == "by data":
+                self.state.copy_(x[0])
+                return F.relu(x * self.state) * self.scale
+            if how == "without gradients":
+                with torch.no_grad():
+                    self.scale.add_(1)
+                    self.linear.weight.mul_(2)
+                return F.relu(self.linear(x * self.scale)) * self.scale
+            self.scale += 1
+            return F.relu(F.linear(x, self.linear.weight * self.scale, self.scale))
+
+    torch.manual_seed(0)
+    return Network()
+
+
+@pytest.mark.parametrize("how", ["in place", "a view", "by data", "without gradients", "a weight"])
+def test_a_buffer_that_is_written_and_then_used(how: str) -> None:
+    """The gradient is the one of the values in use, though the buffer is put back."""
+    x = torch.tensor([[1.0, 2.0, -0.5]])
+    model, twin = written_and_used(how), written_and_used(how)
+    leaf = x.clone().requires_grad_()
+    (plain,) = torch.autograd.grad(twin(leaf)[:, 1].sum(), leaf)
+    before = copy.deepcopy(model.state_dict())
+    kept = rectgrad.record(model, x)
+    assert torch.allclose(rectgrad.attribute(model, x, "saliency", 1), plain)
+    assert torch.allclose(kept.attribute("saliency", 1), plain)
+    # With a tau that all exceed, the rule passes everything: as if there were no activation.
+    options = {"tau": -1e9, "multiply_by_input": False, "positive_only": False}
+    with mock.patch.object(F, "relu", lambda x: x):
+        (linear,) = torch.autograd.grad(written_and_used(how)(leaf)[:, 1].sum(), leaf)
+    assert torch.allclose(rectgrad.attribute(model, x, "rectgrad", 1, **options), linear)
+    assert torch.allclose(kept.attribute("rectgrad", 1, **options), linear)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

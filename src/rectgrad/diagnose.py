@@ -105,7 +105,7 @@ def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
     """The last layer that the sample's gradient reached: it let none through."""
     if subject.passed is None:
         subject, sample = subject.rows(sample, sample + 1), 0
-    again = subject.passed or Pass(subject, subject.tape_for(method))
+    again = subject.passed or Pass(subject, subject.tape_for(method, named=True))
     found: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:

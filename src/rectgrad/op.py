@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rectgrad import kernels, ops
-from rectgrad.steps import Region, Step, maker_of, outside_zeroed
+from rectgrad.steps import AvgPool, Region, Step, outside_zeroed
 
 Rule = Callable[["Op", Tensor], Any]
 Rules = Mapping[str, Rule]
@@ -83,7 +83,7 @@ class Op:
     """
 
     inputs: tuple[Tensor, ...] = ()
-    data_count = 0  # of `inputs`, also where they are not kept
+    data_count = 1  # of `inputs`, also where they are not kept
     sources: tuple[Op | None, ...] = ()
     module: Any = None
     rule = "plain"  # name of the rule that ran here last
@@ -115,15 +115,15 @@ class Op:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by name, however it was passed; data tensors as recorded."""
-        if name in self.kwargs:
-            value = self.kwargs[name]
-        else:
-            at = self.spec.names.index(name) if name in self.spec.names else len(self.args)
-            value = self.args[at] if at < len(self.args) else None
-        return default if value is None else fill(value, self.inputs)
+        value = self.spec.argument(name, self.args, self.kwargs)
+        if value is None:
+            return default
+        return fill(value, self.inputs) if type(value) in _FILLED else value
 
     def call(self, *inputs: Tensor) -> Any:
         """The op again, on other data tensors."""
+        if len(inputs) == 1 and self.args and type(self.args[0]) is Slot:  # nearly always
+            return self.spec.func(inputs[0], *self.args[1:], **self.kwargs)
         named = {k: fill(v, inputs) for k, v in self.kwargs.items()} if self.kwargs else {}
         return self.spec.func(*fill(self.args, inputs), **named)
 
@@ -138,8 +138,10 @@ class Op:
 
     def _linear(self, step: Step, R: Tensor, within: Region | None) -> Tensor:
         passed = kernels.survivors_of(R) if step.takes_lists else None
-        grad = step.from_lists(passed, R, within) if passed is not None else None
-        self.path = "dense" if grad is None else "sparse"
+        grad = None
+        if not isinstance(step, AvgPool):
+            grad = step.from_lists(passed, R, within) if passed is not None else None
+            self.path = "dense" if grad is None else "sparse"
         return step.gradient(outside_zeroed(kernels.dense(R), within)) if grad is None else grad
 
     def vjp_at(self, points: Sequence[Tensor], R: Tensor) -> tuple[Any, ...]:
@@ -156,24 +158,32 @@ class Op:
 
     def run(self, data: Sequence[Tensor], keep: Keep) -> Any:
         """Run the op and remember what its rule may ask for. Gradients are off."""
-        self.input_shapes = tuple(x.shape for x in data)
-        make = maker_of(self, data[0])
-        if make is None and self.family in _HEAVY:
-            self._leaves = tuple(x.detach().requires_grad_() for x in data)
+        self.input_shapes = tuple([x.shape for x in data])
+        if self.family in _HEAVY:
+            self._leaves = tuple([x.detach().requires_grad_() for x in data])
             with torch.enable_grad():
                 result = self.call(*self._leaves)
             self._local = first(result)
         else:
             result = self.call(*data)
-        if make is not None:
-            self.step = make(self, data[0].detach(), result)
         self._remember(result)
         if keep.output:
             self._output = first(result).detach()
         if keep.inputs:
-            self.inputs = tuple(x.detach() for x in data)
-        fresh = self.step is not None and not result._is_view()
-        return result if fresh else _detached(result)
+            self.inputs = tuple([x.detach() for x in data])
+        fresh = self._local is None and type(result) is Tensor and not any(result is x for x in data)
+        return result if fresh and not result._is_view() else _detached(result)
+
+    def run_step(self, make: Any, keep: Keep, x: Tensor) -> Tensor:
+        """Run a linear step of x, the first argument. Gradients are off."""
+        y: Tensor = self.spec.func(x, *self.args[1:], **self.kwargs)
+        self.input_shapes, self.shape = (x.shape,), y.shape
+        self.step = make(self, x, y)
+        if keep.output:
+            self._output = y.detach()
+        if keep.inputs:
+            self.inputs = (x.detach(),)
+        return y.detach() if y._is_view() else y
 
     def run_in_place(self, x: Tensor, func: Callable[[], Any]) -> None:
         """Run an op that overwrites its one data tensor, whose rule asks for the output alone."""
@@ -183,14 +193,13 @@ class Op:
         self._output = x.detach()
 
     def _remember(self, result: Any) -> None:
-        self.shape, self.result_type = tuple(first(result).shape), type(result)
+        self.shape, self.result_type = first(result).shape, type(result)
 
     def held(self) -> Iterator[Tensor]:
-        """The tensors that the record needs as they are."""
+        """The data tensors that the record needs as they are."""
         yield from self.inputs
         if self._output is not None:
             yield self._output
-        yield from (a for a in self.args if isinstance(a, Tensor))
 
     def unshare(self, storage: int) -> None:
         """Keep copies of what lies in a storage that is about to be written."""
@@ -288,7 +297,7 @@ def _backward(ctx: Any, R: Tensor | None) -> Any:
         grads = op.backward(R)
         if op.current.once:
             op.release()
-    return (None, None, *grads)
+    return (*(None,) * (len(ctx.needs_input_grad) - op.data_count), *grads)
 
 
 _once = once_differentiable(_backward)
@@ -313,7 +322,17 @@ class BridgeInPlace(Bridge):
         return x
 
 
-BRIDGES = (Bridge, BridgeInPlace)
+class BridgeStep(Bridge):
+    """The same for a linear step, which keeps nothing but its weights."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, make: Any, keep: Keep, x: Tensor) -> Any:  # type: ignore[override]
+        ctx.op = op
+        ctx.set_materialize_grads(False)
+        return op.run_step(make, keep, x)
+
+
+BRIDGES = (Bridge, BridgeInPlace, BridgeStep)
 
 
 def op_of(node: Any) -> Op | None:

@@ -6,9 +6,11 @@ A family is what a rule is given for. Every spelling of an op (`torch.relu`, `Te
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +98,10 @@ SIGNATURES: dict[str, str] = {
     **{f"max_pool{n}d": _POOL for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _POOL for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": "input output_size return_indices" for n in (1, 2, 3)},
+    **{
+        f"avg_pool{n}d": "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+        for n in (1, 2, 3)
+    },
     "convolution": "input weight bias stride padding dilation transposed output_padding groups",
     "_convolution": "input weight bias stride padding dilation transposed output_padding groups",
     "linear": "input weight bias",
@@ -176,7 +182,8 @@ TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tenso
 _SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
 
 
-class Spec(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Spec:
     """What the table says of one torch function."""
 
     name: str  # the op, whatever it was called through
@@ -185,6 +192,19 @@ class Spec(NamedTuple):
     names: tuple[str, ...]  # its parameters by position, where known
     writes: bool  # changes its first argument
     silent: bool = False  # nothing to see: asked of a tensor, or an attribute of it
+
+    @functools.cached_property
+    def at(self) -> dict[str, int]:
+        """Where each parameter stands."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    def argument(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An argument by name, however it was passed; None where it was not."""
+        value = kwargs.get(name)
+        if value is None:
+            at = self.at.get(name)
+            value = args[at] if at is not None and at < len(args) else None
+        return value
 
 
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import random
 import threading
@@ -30,19 +31,23 @@ class Snapshot:
     """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
 
     def __init__(self, root: Any) -> None:
-        self._contents: list[tuple[Any, Any]] = []
-        self._empty: list[dict] = []
+        self._dicts: list[dict] = []
+        self._copies: list[dict] = []  # of them
+        self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
+        self._empty: list[Any] = []
         self._headers: list[Header] = []
         self.modules: list[nn.Module] = []
+        self.lazy = False  # whether a tensor has no values yet
         self._waiting, met = list[Any](modules_in(root)), set[int]()
         while self._waiting:
             value = self._waiting.pop()
             if id(value) in met:
                 continue
             met.add(id(value))
-            if type(value) in _SETTLED:
+            kind = type(value)
+            if kind in _SETTLED:
                 self._take_tensor(value)
-            elif type(value) in _DICTS:
+            elif kind in _DICTS:
                 self._take_dict(value)
             else:
                 self._take(value)
@@ -53,12 +58,14 @@ class Snapshot:
 
     def _take(self, value: Any) -> None:
         """Remember a value's content; what may hold state further down waits for its turn."""
-        if isinstance(value, Tensor):
-            if not is_lazy(value):
-                self._take_tensor(value)
-        elif isinstance(value, nn.Module):
+        if isinstance(value, nn.Module):
             self.modules.append(value)
             self._take_dict(value.__dict__)
+        elif isinstance(value, Tensor):
+            if is_lazy(value):
+                self.lazy = True
+            else:
+                self._take_tensor(value)
         elif isinstance(value, dict):
             self._take_dict(value)
         elif isinstance(value, _CONTAINERS):
@@ -73,7 +80,8 @@ class Snapshot:
             self._take_dict(vars(value))
 
     def _take_dict(self, value: dict) -> None:
-        self._contents.append((value, value.copy()))
+        self._dicts.append(value)
+        self._copies.append(value.copy())
         self._look_inside(value.values())
 
     def _take_tensor(self, value: Tensor) -> None:
@@ -89,38 +97,63 @@ class Snapshot:
             kind = type(value)
             if kind in _ATOMS:
                 continue
-            if kind is tuple:
-                self._waiting += [v for v in value if type(v) not in _ATOMS]
-            elif kind in _DICTS and not value:  # a module has some twenty for hooks, nearly always empty
+            if kind in _PLAIN and not value:  # a module has some twenty for hooks, nearly always empty
                 self._empty.append(value)
+            elif kind is tuple:
+                self._waiting += [v for v in value if type(v) not in _ATOMS]
             else:
                 self._waiting.append(value)
 
     def restore(self) -> None:
-        for container in self._empty:
-            if container:
+        if any(self._empty):
+            for container in self._empty:
                 container.clear()
+        if not _same_members(self._dicts, self._copies):
+            for container, content in zip(self._dicts, self._copies, strict=True):
+                if not _unchanged(container, content):
+                    _refill(container, content)
         for container, content in self._contents:
             if not _unchanged(container, content):
                 _refill(container, content)
         for header in self._headers:
-            header.restore()
+            if header.differs():
+                header.restore()
+
+
+def _same_members(dicts: list[dict], copies: list[dict]) -> bool:
+    """Whether all keys and values are the very same objects, in the same order."""
+    if list(map(len, dicts)) != list(map(len, copies)):
+        return False
+    chain = itertools.chain.from_iterable
+    return all(map(operator.is_, chain(map(_values, dicts)), chain(map(_values, copies)))) and all(
+        map(operator.is_, chain(dicts), chain(copies))
+    )
+
+
+_values = operator.methodcaller("values")
 
 
 class Header:
     """What a tensor is besides its values: where they lie, whether it asks for a gradient, and which."""
 
-    __slots__ = ("_asks", "_data", "grad", "tensor")
+    __slots__ = ("_asks", "_data", "_place", "grad", "tensor")
 
     def __init__(self, x: Tensor) -> None:
         self.tensor, self._data, self._asks = x, x.detach(), x.requires_grad
         self.grad = x.grad if x.is_leaf else None
+        self._place = _place(x)
+
+    def differs(self) -> bool:
+        """Whether the tensor is certainly not what it was in every respect."""
+        x = self.tensor
+        same = x.requires_grad is self._asks and x.is_leaf and x.grad is self.grad
+        return not same or _place(x) != self._place
 
     def restore(self) -> None:
         x = self.tensor
         if x.grad_fn is not None and not self._asks and not x._is_view():
             x.detach_()  # it was written with values that depend on the input
-        if _moved(x, self._data):
+        if _place(x) != self._place:
             x.data = self._data
         if x.is_leaf and x.requires_grad != self._asks:
             x.requires_grad_(self._asks)
@@ -128,16 +161,17 @@ class Header:
             x.grad = self.grad
 
 
-def _moved(x: Tensor, before: Tensor) -> bool:
-    """Whether a tensor's values lie elsewhere than before, or in another shape."""
-    if x.layout != torch.strided or x.is_nested:
-        return False
-    return x.data_ptr() != before.data_ptr() or x.shape != before.shape or x.stride() != before.stride()
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Where a tensor's values lie, and how."""
+    if x.layout is not torch.strided or x.is_nested:
+        return ()
+    return x.data_ptr(), x.shape, x.stride()
 
 
 _SETTLED = (Tensor, nn.Parameter)  # what these hold is there: they are not lazy
 _CONTAINERS = (list, set, deque)
 _DICTS = (dict, OrderedDict)
+_PLAIN = frozenset({dict, OrderedDict, set, list})
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
 
 
@@ -217,7 +251,8 @@ class Keeper:
         self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._lock = contextlib.ExitStack()
 
-    def before_write(self, storage: int) -> None:
+    def before_write(self, storage: int) -> bool:
+        """Whether a storage that is about to be written is one to be put back."""
         if self._owned is None:
             self._owned = {}
             for x in self._tensors:
@@ -227,6 +262,7 @@ class Keeper:
                 self._lock.enter_context(_writing)
             kept = [x.data for x in self._owned[storage]]  # as they lie there now, whatever x becomes
             self._copies[storage] = [(x, x.clone()) for x in kept]
+        return storage in self._owned
 
     def restore(self) -> None:
         with self._lock, torch.no_grad():
@@ -253,7 +289,7 @@ class Region:
             self._users[0] += 1
         self._own = Snapshot(target) if callable(target) else None
         self._begun = False
-        self.modules = self._snapshot.modules
+        self.modules, self.lazy = self._snapshot.modules, self._snapshot.lazy
         own = self._own.tensors if self._own is not None else []
         self.keeper = Keeper([*self._snapshot.tensors, *own, *tensors])
 

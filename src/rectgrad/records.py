@@ -263,13 +263,28 @@ def _check_model(subject: Subject, method: Method) -> None:
 def _refuse(subject: Subject, method: Method) -> None:
     """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
     has_rules = method.uses_rules
-    for module in _modules(subject):
+    region = subject.region
+    assert region is not None
+    kinds = set(map(type, region.modules))
+    if not region.lazy and not any(_strange(kind, has_rules) for kind in kinds):
+        return
+    inside = subject.model.modules() if isinstance(subject.model, nn.Module) else region.modules
+    for module in inside:
         sentence = _unsupported(module, has_rules)
         if sentence:
             names = module_names(subject.model if isinstance(subject.model, nn.Module) else None)
             name = names.get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
             raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
+
+
+def _strange(kind: type, has_rules: bool) -> str | None:
+    """What is wrong with modules of a class."""
+    if has_rules and issubclass(kind, torch.jit.ScriptModule):
+        return "a scripted module, whose inside cannot be seen; use the original Python module"
+    if "quantized" in kind.__module__:
+        return "a quantised module, which has no gradient; use the model before quantisation"
+    return None
 
 
 _SETTLED = (Tensor, nn.Parameter)  # certainly not lazy
@@ -279,24 +294,13 @@ def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
     tensors = (*module._parameters.values(), *module._buffers.values())
     if any(x is not None and type(x) not in _SETTLED and is_lazy(x) for x in tensors):
         return "a lazy module without weights yet; run the model once first"
-    if has_rules and isinstance(module, torch.jit.ScriptModule):
-        return "a scripted module, whose inside cannot be seen; use the original Python module"
-    if "quantized" in type(module).__module__:
-        return "a quantised module, which has no gradient; use the model before quantisation"
-    return None
-
-
-def _modules(subject: Subject) -> list[nn.Module]:
-    """The model's modules, or those that a function given as a model holds."""
-    if isinstance(subject.model, nn.Module):
-        return list(subject.model.modules())
-    assert subject.region is not None
-    return subject.region.modules
+    return _strange(type(module), has_rules)
 
 
 def _warn_training(subject: Subject) -> None:
     # A traced or exported program is full of containers that say so without meaning it.
     containers = (torch.fx.GraphModule,)
-    meant = (m for m in _modules(subject) if type(m) is not nn.Module and not isinstance(m, containers))
-    if any(module.training for module in meant):
+    assert subject.region is not None
+    training = [module for module in subject.region.modules if module.training]
+    if any(type(m) is not nn.Module and not isinstance(m, containers) for m in training):
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

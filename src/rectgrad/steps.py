@@ -1,10 +1,10 @@
 """Linear steps of a network and their plain gradient without a graph: convolutions, linear layers, batch
-norms that use their running statistics. Dense as torch computes it, or from the few units that passed."""
+norms that use their running statistics, average pooling. Dense as torch computes it, or from the few units
+that passed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,24 +32,41 @@ class Geometry(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
-    """From a call's arguments, which may be one number for all dimensions."""
+def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
+    """From a call's arguments: None, or one number for all dimensions, or one for each."""
     dims = len(kernel)
-    padding = 0 if padding == "valid" else padding
+    padding = 0 if padding in (None, "valid") else padding
+    stride, dilation, groups = (1 if value is None else value for value in (stride, dilation, groups))
     return Geometry(kernel, per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims), groups)
 
 
 class Conv:
     """y = x * weight; the gradient needs of x its shape alone."""
 
+    @staticmethod
+    def suits(op: Op, x: Tensor) -> bool:
+        weight = op.argument("weight")
+        if not isinstance(weight, Tensor) or weight.dtype != x.dtype or op.argument("padding", 0) == "same":
+            return False
+        return x.dim() == weight.dim() > 2
+
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
         self.x, self.weight = x, Weight(op.argument("weight"))
-        weight, outputs = self.weight.value, y.shape
-        given = [op.argument(name, 1 - (name == "padding")) for name in Geometry._fields[1:]]
+        self._call = op.spec, op.args, op.kwargs
+        self.outputs = y.shape[1:]
+        self.takes_lists = (
+            op.current.carries
+            and len(self.outputs) < 4
+            and y.is_contiguous()
+            and self.weight.value.is_contiguous()
+        )
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        spec, args, kwargs = self._call
+        given = [spec.argument(name, args, kwargs) for name in Geometry._fields[1:]]
         given = [tuple(value) if isinstance(value, list) else value for value in given]
-        self.geometry, self.outputs = geometry(tuple(weight.shape[2:]), *given), outputs[1:]
-        lists = op.current.carries and len(outputs) <= 4
-        self.takes_lists = lists and y.is_contiguous() and weight.is_contiguous()
+        return geometry(tuple(self.weight.value.shape[2:]), *given)
 
     def unshare(self, storage: int) -> None:
         self.weight.unshare(storage)
@@ -109,6 +126,11 @@ def _in_two_dimensions(
 class Linear:
     """y = x @ weight.T"""
 
+    @staticmethod
+    def suits(op: Op, x: Tensor) -> bool:
+        weight = op.argument("weight")
+        return isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype == x.dtype
+
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
         self.shape, self.weight = x.shape, Weight(op.argument("weight"))
         dense = y.is_contiguous() and self.weight.value.is_contiguous()
@@ -130,6 +152,11 @@ class Linear:
 
 class Scale:
     """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch."""
+
+    @staticmethod
+    def suits(op: Op, x: Tensor) -> bool:
+        fixed = isinstance(op.argument("running_var"), Tensor) and not op.argument("training", False)
+        return fixed and x.dim() > 1 and op.name == "batch_norm"
 
     def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
         self.facts = op.facts
@@ -159,6 +186,35 @@ class Scale:
         return with_survivors(self.gradient(kernels.dense(R)), scaled)
 
 
+class AvgPool:
+    """y = the mean of each window: on CPUs, torch takes long for its gradient."""
+
+    takes_lists = False
+
+    @staticmethod
+    def suits(op: Op, x: Tensor) -> bool:
+        usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False)
+        overridden = op.argument("divisor_override") is not None
+        return usual and not overridden and op.current.carries and x.dim() == 4 and x.is_contiguous()
+
+    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+        kernel = per_dim(op.argument("kernel_size"), 2)
+        stride = per_dim(op.argument("stride") or kernel, 2)
+        padding = per_dim(op.argument("padding", 0), 2)
+        planes, padded = x.shape[0] * x.shape[1], int(op.argument("count_include_pad", True))
+        self.shape = x.shape
+        self.call = native.Pooling(planes, *x.shape[2:], *y.shape[2:], *kernel, *stride, *padding, padded)
+
+    def unshare(self, storage: int) -> None:
+        """Nothing is kept."""
+
+    def gradient(self, R: Tensor) -> Tensor:
+        out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        if not native.avg_pool(self.call, R, out):
+            raise MemoryError("no memory for the gradient of an average pooling")
+        return out
+
+
 def _plain(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
@@ -182,39 +238,14 @@ class Weight:
             self.__init__(self.value.clone())  # type: ignore[misc]
 
 
-Step = Conv | Linear | Scale
+Step = Conv | Linear | Scale | AvgPool
 
 
-def maker_of(op: Op, x: Tensor) -> Callable[[Op, Tensor, Tensor], Step] | None:
-    """What makes the op a linear step of x once it ran; None where it is no such step, or of mixed types."""
-    suits, make = _STEPS.get(op.family, (None, None))
-    if suits is None or op.data_count != 1 or torch.is_autocast_enabled(x.device.type):
-        return None
-    of_x = not isinstance(op.args[0] if op.args else op.kwargs.get("input"), Tensor)
-    return make if of_x and suits(op, x) else None
-
-
-def _conv(op: Op, x: Tensor) -> bool:
-    weight, padding = op.argument("weight"), op.argument("padding", 0)
-    if not isinstance(weight, Tensor) or weight.dtype != x.dtype or padding == "same":
-        return False
-    return x.dim() == weight.dim() > 2
-
-
-def _linear(op: Op, x: Tensor) -> bool:
-    weight = op.argument("weight")
-    return isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype == x.dtype
-
-
-def _batch_norm(op: Op, x: Tensor) -> bool:
-    fixed = isinstance(op.argument("running_var"), Tensor) and not op.argument("training", False)
-    return fixed and x.dim() > 1 and op.name == "batch_norm"
-
-
-_STEPS: dict[str, Any] = {
-    "conv": (_conv, Conv),
-    "linear": (_linear, Linear),
-    "batch_norm": (_batch_norm, Scale),
+LINEAR_STEPS: dict[str | None, Any] = {
+    "conv": Conv,
+    "linear": Linear,
+    "batch_norm": Scale,
+    "avg_pool": AvgPool,
 }
 
 

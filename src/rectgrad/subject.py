@@ -97,8 +97,9 @@ class Subject:
         x = x.clone() if x.is_inference() else x.detach()
         return x.to(self.device or x.device)
 
-    def tape_for(self, method: Method) -> Tape:
-        """A tape that records what the method's rules need, and what is looked at besides."""
+    def tape_for(self, method: Method, named: bool = False) -> Tape:
+        """A tape that records what the method's rules need, and what is looked at besides. named: somebody
+        will ask for the names of layers."""
         rules = method.rules()
         families = frozenset(rules) | method.families
         if self.diagnosing:
@@ -111,6 +112,7 @@ class Subject:
         keeps = {family: keeping(family, rules.get(family), carries) for family in families}
         tape = Tape(families, keeps, method.decompose)
         tape.current.carries = carries
+        tape.named = named or self.observe is not None or bool(method.decompose)
         return tape
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
@@ -154,8 +156,8 @@ class Subject:
         return maps
 
 
-# Linear steps that take what passed an activation as lists. Their own gradient needs nothing kept.
-CARRYING = frozenset({"conv", "linear", "batch_norm"})
+# Linear steps with kernels of their own. Their gradient needs nothing kept.
+CARRYING = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
 
 
 def keeping(family: str, rule: Any, carries: bool) -> Keep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,27 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from rectgrad import graph, ops
+from rectgrad.calls import (
+    NOTHING,
+    RECURRENT,
+    asked,
+    autocasts,
+    cloned,
+    differentiable,
+    identity_hooks,
+    out_of_place,
+    same,
+    surroundings,
+    undisturbed,
+    unsurrounded,
+    updates,
+    writable,
+)
 from rectgrad.composite import composite, decompositions
 from rectgrad.op import (
     Bridge,
     BridgeInPlace,
+    BridgeStep,
     Current,
     Keep,
     Op,
@@ -34,13 +51,16 @@ from rectgrad.op import (
     storage_of,
 )
 from rectgrad.preserve import Keeper
+from rectgrad.steps import LINEAR_STEPS
 from rectgrad.trace import Row, Trace, calling_function, calling_module
 
 _ALL = Keep()
 _LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 _STATISTICS = ("running_mean", "running_var")
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_SPECIAL = frozenset((*_LOOKS, *_RECURRENT, *ops.BY_HAND))
+_SPECIAL = frozenset((*_LOOKS, *RECURRENT, "instance_norm", "convolution", "_convolution"))
+_ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+_FIRST = Slot(0)
+_VALUELESS = ops.ROUTING | set(_LOOKS)  # their gradient asks for no values, and some are views
 
 
 class Tape(TorchFunctionMode):
@@ -57,91 +77,137 @@ class Tape(TorchFunctionMode):
         self.families, self.keeps, self.decompose = families, keeps or {}, decompose
         self.keeper: Keeper | None = None  # of the model's tensors, where they are to stay as they were
         self.foreign_leaves = False  # leaves that require gradients are weights: the input is none of them
+        self.named = True  # whether anybody will ask in which layer a call was
         self.current = Current()
         self.ops: list[Op] = []
         self.trace = Trace()
         self._holders: dict[int, list[Op]] = {}
-        self._quick: dict[Any, str] = {}  # see _is_quick
         self._written = graph.Written()
+        self._borrowed: set[int] = set()  # storages of the model's that were written, and will be put back
+        # Shared by all tapes of a kind, so no method of one.
+        seen = None if families is None else frozenset(families)
+        self._ways = _WAYS.setdefault((seen, frozenset(decompose)), {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        spec = ops.lookup(func)
+        way = self._ways.get(func)
+        if way is None:
+            spec = ops.lookup(func)
+            way = self._ways[func] = self._way(func, spec), spec
+        return way[0](self, way[1], func, args, kwargs or {})
+
+    def _way(self, func: Any, spec: ops.Spec) -> Way:
+        """How calls of a function are met. The quick ways are for what is plain to see; what is not, they
+        hand over to `_slowly`."""
         if spec.silent:
-            return func(*args, **kwargs)
-        if spec.name == "__get__":  # a transpose
-            self.trace.turned = True
-            return func(self._weight(args[0]), *args[1:])
-        if torch.is_grad_enabled() and self._is_quick(func, spec, args, kwargs):
-            return self._plainly(spec, func, args, kwargs)
-        if spec.family is None and (inside := composite(func)) is not None:
-            with self:
-                return inside(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return self._without_grad(spec, func, args, kwargs)
-        return self._slowly(spec, func, args, kwargs)
+            return asked
+        if spec.name == "__get__":
+            return Tape._transposed
+        if spec.family is None and composite(func) is not None:
+            return Tape._inside
+        if spec.name in _SPECIAL or spec.family in self.decompose:
+            return Tape._slowly
+        recorded = self.families is None or spec.family in self.families
+        if recorded and spec.family in LINEAR_STEPS:
+            return Tape._step
+        if (recorded and spec.family in ops.RECTIFIERS) or spec.family == "clamp":
+            return Tape._rectifier
+        writes = spec.writes or "inplace" in spec.names
+        return Tape._slowly if writes or (recorded and spec.family is not None) else Tape._plainly
+
+    def _transposed(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        self.trace.turned = True
+        return func(self._weight(args[0]), *args[1:])
+
+    def _inside(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        inside = composite(func)
+        assert inside is not None
+        with self:
+            return inside(*args, **kwargs)
+
+    def _step(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A linear step whose one data tensor is its first argument: nearly all are."""
+        if not (args and _is_data(args[0]) and undisturbed()) or self._borrowed or _has_data(args, kwargs):
+            return self._slowly(spec, func, args, kwargs)
+        x, family = args[0], spec.family
+        assert family is not None
+        op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.current)
+        if family == "conv":
+            op.sources = (op_of(x.grad_fn),)
+            if not self._wanted(op):
+                return self._plainly(spec, func, args, kwargs)
+        make = LINEAR_STEPS[family]
+        if not make.suits(op, x):
+            return self._slowly(spec, func, args, kwargs)
+        result = bridged(BridgeStep, op, make, self.keeps.get(family, _ALL), x)
+        self._note(op, x.shape)
+        return result
+
+    def _rectifier(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The same for rectifiers."""
+        if not (args and _is_data(args[0]) and undisturbed()) or self._borrowed or _has_data(args, kwargs):
+            return self._slowly(spec, func, args, kwargs)
+        x, named, inplace = args[0], kwargs, spec.writes
+        if "inplace" in kwargs:
+            named = {k: v for k, v in kwargs.items() if k != "inplace"}
+            inplace = kwargs["inplace"] or inplace
+        assert spec.family is not None
+        op = Op(spec, spec.family, (_FIRST, *args[1:]), named, self.current)
+        if spec.family == "clamp":
+            op.family = ops.refine("clamp", spec.name, op.argument)
+        if len(args) > spec.at.get("inplace", 99) or not self._wanted(op):
+            return self._slowly(spec, func, args, kwargs)
+        if not inplace:
+            result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), x)
+        elif self._may_overwrite(op, x):
+            self._protect(x)
+            result = bridged(BridgeInPlace, op, lambda: func(*args, **kwargs), x)
+        else:
+            return self._slowly(spec, func, args, kwargs)
+        self._note(op, x.shape)
+        return result
+
+    def _plainly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A call that needs no more than to be made: nothing is recorded or written."""
+        if not torch.is_grad_enabled() or not unsurrounded() or "out" in kwargs or self._borrowed:
+            return self._slowly(spec, func, args, kwargs)
+        if spec.family == "batch_norm" and updates(spec, args, kwargs):
+            return self._slowly(spec, func, args, kwargs)
+        data: list[Tensor] = []
+        args = tuple([a if type(a) in _ATOMS else self._bare(a, data) for a in args])
+        if kwargs:
+            kwargs = {k: v if type(v) in _ATOMS else self._bare(v, data) for k, v in kwargs.items()}
+        result = func(*args, **kwargs)
+        if data:
+            self._enter(spec, result, data)
+        return result
 
     def _slowly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Any call."""
+        if not torch.is_grad_enabled():
+            return self._without_grad(spec, func, args, kwargs)
+        if self._borrowed and spec.name not in _VALUELESS:
+            written = spec.writes or "inplace" in spec.names
+            args = (*args[:written], *(self._own(a) for a in args[written:]))
+            kwargs = {k: v if k == "out" else self._own(v) for k, v in kwargs.items()}
         data: list[Tensor] = []
         args = tuple([self._prepare(a, data) for a in args])
         kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
         args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
-    def _is_quick(self, func: Any, spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
-        """Whether a call needs no more than to be made: nothing is recorded or written."""
-        quick = self._quick.get(func)
-        if quick is None:
-            quick = self._quick[func] = self._how_quick(func, spec)
-        if quick == "batch_norm":
-            return not _updates(spec, args, kwargs)
-        return self._unconcerned(spec, args, kwargs) if quick == "conv" else quick == "yes"
-
-    def _how_quick(self, func: Any, spec: ops.Spec) -> str:
-        """yes, no, or of which kind a function is whose calls differ."""
-        if spec.writes or "inplace" in spec.names or spec.name in _SPECIAL:
-            return "no"
-        if spec.family is None:
-            return "no" if composite(func) else "yes"
-        if spec.family == "conv" and self.families is not None:
-            keep = self.keeps.get("conv")
-            return "conv" if keep is not None and keep.concerns is not None else "no"
-        if self.families is None or spec.family in self.families or spec.family in self.decompose:
-            return "no"
-        if spec.name == "batch_norm":
-            return "batch_norm"
-        return "no" if spec.family in ops.RECTIFIERS | ops.REFINED | {"batch_norm"} else "yes"
-
-    def _unconcerned(self, spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
-        """A convolution that the family's rule has no business with."""
-        if "transposed" in spec.names:
-            return False
-        op = Op(spec, "conv", args, kwargs, self.current)
-        op.sources = tuple([op_of(a.grad_fn) for a in args[:1] if isinstance(a, Tensor)])
-        concerns = self.keeps["conv"].concerns
-        return concerns is not None and bool(args) and not concerns(op)
-
-    def _plainly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        if "out" in kwargs or not _unsurrounded():
-            return self._slowly(spec, func, args, kwargs)
-        data: list[Tensor] = []
-        args = tuple([self._bare(a, data) for a in args])
-        kwargs = {k: self._bare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
-        result = func(*args, **kwargs)
-        if data:
-            self._enter(spec, result, data)
-        return result
-
     def _bare(self, value: Any, data: list[Tensor]) -> Any:
         """As `_prepare`, with the tensors themselves in their places."""
-        if isinstance(value, Tensor):
-            if value.requires_grad and (value := self._weight(value)).requires_grad:
-                data.append(value)
+        kind = type(value)
+        if kind is tuple or kind is list:
+            if _ATOMS.issuperset(map(type, value)):
                 return value
-            return value.clone() if value.is_inference() else value
-        if type(value) is tuple or type(value) is list:
-            return type(value)([self._bare(v, data) for v in value])
-        return value
+            return kind([self._bare(v, data) for v in value])
+        if not isinstance(value, Tensor):
+            return value
+        if value.requires_grad and (value := self._weight(value)).requires_grad:
+            data.append(value)
+            return value
+        return value.clone() if value.is_inference() else value
 
     def _prepare(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots; weights lose their gradient, so that to require one means to depend on
@@ -155,13 +221,22 @@ class Tape(TorchFunctionMode):
             return type(value)([self._prepare(v, data) for v in value])
         return value
 
+    def _own(self, value: Any) -> Any:
+        """Copies of what lies in a storage that will be put back before the gradient is taken."""
+        if isinstance(value, Tensor):
+            return value.clone() if storage_of(value) in self._borrowed else value
+        if type(value) in (list, tuple):
+            return type(value)([self._own(v) for v in value])
+        return value
+
     def _weight(self, x: Tensor) -> Tensor:
         """A weight without its gradient; anything else as it is."""
-        weight = x.requires_grad and (isinstance(x, Parameter) or (self.foreign_leaves and x.is_leaf))
-        return x.detach() if weight else x
+        if not x.requires_grad or not x.is_leaf:  # a parameter is a leaf, wherever it can be
+            return x
+        return x.detach() if self.foreign_leaves or isinstance(x, Parameter) else x
 
     def _dispatch(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
-        args, kwargs, inplace = _out_of_place(spec, args, kwargs)
+        args, kwargs, inplace = out_of_place(spec, args, kwargs)
         op = self._op(spec, args, kwargs, data, inplace or spec.writes)
         if op is None:
             return self._native(spec, func, args, kwargs, data, inplace)
@@ -172,7 +247,8 @@ class Tape(TorchFunctionMode):
         if not (spec.writes or inplace):
             return self._bridge(op, data)
         target = fill(args[0] if args else kwargs["input"], data)
-        if self._may_overwrite(op, target, data):
+        alone = len(data) == 1 and target is data[0] and not torch.is_autocast_enabled(target.device.type)
+        if alone and self._may_overwrite(op, target):
             self._protect(target)
             whole, named = fill(args, data), {"inplace": True} if inplace else {}
             return self._bridge(op, data, lambda: func(*whole, **kwargs, **named))
@@ -207,32 +283,33 @@ class Tape(TorchFunctionMode):
         keep = self.keeps.get(op.family)
         return keep is None or keep.concerns is None or keep.concerns(op)
 
-    def _may_overwrite(self, op: Op, target: Any, data: list[Tensor]) -> bool:
+    def _may_overwrite(self, op: Op, target: Tensor) -> bool:
         """Whether an in-place op can run as it is: nobody asks for its input, and it is all of a tensor."""
         keep = self.keeps.get(op.family)
-        alone = len(data) == 1 and target is data[0] and not target._is_view() and not target.is_leaf
-        return (
-            keep is not None
-            and not keep.inputs
-            and alone
-            and not torch.is_autocast_enabled(target.device.type)
-        )
+        return keep is not None and not keep.inputs and not target._is_view() and not target.is_leaf
 
-    def _bridge(self, op: Op, data: list[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
-        op.module = calling_module(__file__)
-        with _NOTHING if _unsurrounded() else identity_hooks():
+    def _bridge(self, op: Op, data: Sequence[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
+        keep, make = self.keeps.get(op.family, _ALL), LINEAR_STEPS.get(op.family)
+        with NOTHING if unsurrounded() else identity_hooks():
             if in_place is not None:
                 result = bridged(BridgeInPlace, op, in_place, *data)
+            elif make is not None and _is_step(op) and make.suits(op, data[0]):
+                result = bridged(BridgeStep, op, make, keep, *data)
             else:
-                result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), *data)
+                result = bridged(Bridge, op, keep, *data)
         if type(result) is tuple and op.result_type not in (tuple, list):
             result = op.result_type(result)
+        self._note(op, op.input_shapes[0])
+        return result
+
+    def _note(self, op: Op, source: tuple[int, ...]) -> None:
+        """Enter an op that ran."""
+        if self.named:
+            op.module = calling_module(__file__)
         self.ops.append(op)
-        source = op.input_shapes[0]
-        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, len(data), source, op))
+        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, op.data_count, source, op))
         for x in op.held():
             self._holders.setdefault(storage_of(x), []).append(op)
-        return result
 
     def length(self) -> tuple[int, int]:
         return len(self.ops), len(self.trace.rows)
@@ -255,7 +332,7 @@ class Tape(TorchFunctionMode):
         self._before_write(spec, args, kwargs, inplace)
         if spec.name in _LOOKS and data and data[0].grad_fn is not None:
             graph.mark_hooked(data[0])
-        with _surroundings(spec.name, args, data):
+        with surroundings(spec.name, args, data):
             result = func(*args, **kwargs)
         if data:
             self._enter(spec, result, data)
@@ -265,9 +342,9 @@ class Tape(TorchFunctionMode):
         """A row for a call that is not recorded."""
         if spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
-        if isinstance(result, (Tensor, tuple, list)) and _differentiable(result):
+        if isinstance(result, (Tensor, tuple, list)) and differentiable(result):
             output, source = first(result), tuple(data[0].shape)
-            module = calling_module(__file__)
+            module = calling_module(__file__) if self.named else None
             self.trace.rows.append(
                 Row(spec.name, module, tuple(output.shape), spec.family, len(data), source)
             )
@@ -279,9 +356,9 @@ class Tape(TorchFunctionMode):
         if function := calling_function():
             row = Row(spec.name, calling_module(), (), spec.family, 0, function=function)
             self.trace.hidden.append(row)
-        self._before_write(spec, args, kwargs, _out_of_place(spec, args, kwargs)[2])
+        self._before_write(spec, args, kwargs, out_of_place(spec, args, kwargs)[2])
         args, kwargs = self._own_statistics(spec, args, kwargs)
-        with _writable(args):
+        with writable(args):
             return func(*args, **kwargs)
 
     def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -289,13 +366,13 @@ class Tape(TorchFunctionMode):
         if (
             spec.family not in ("batch_norm", "norm")
             or self.keeper is None
-            or not _updates(spec, args, kwargs)
+            or not updates(spec, args, kwargs)
         ):
             return args, kwargs
-        own = dict.fromkeys(_STATISTICS, _cloned)
+        own = dict.fromkeys(_STATISTICS, cloned)
         named = zip(spec.names, args, strict=False)
-        args = (*(own.get(name, _same)(a) for name, a in named), *args[len(spec.names) :])
-        return args, {k: own.get(k, _same)(v) for k, v in kwargs.items()}
+        args = (*(own.get(name, same)(a) for name, a in named), *args[len(spec.names) :])
+        return args, {k: own.get(k, same)(v) for k, v in kwargs.items()}
 
     def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
         if spec.writes or inplace:
@@ -311,78 +388,36 @@ class Tape(TorchFunctionMode):
             storage = storage_of(target)
             for op in self._holders.pop(storage, ()):
                 op.unshare(storage)
-            if self.keeper is not None:
-                self.keeper.before_write(storage)
+            if target.grad_fn is None:  # no data: perhaps the model's own, or the caller's
+                for op in self.ops:
+                    op.unshare(storage)
+                if self.keeper is not None and self.keeper.before_write(storage):
+                    self._borrowed.add(storage)
 
 
-def _out_of_place(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-    """The call without its `inplace` flag, and whether it was set."""
-    if "inplace" in kwargs:
-        inplace = bool(kwargs["inplace"])
-        return args, {k: v for k, v in kwargs.items() if k != "inplace"}, inplace
-    if "inplace" in spec.names and spec.names.index("inplace") < len(args):
-        at = spec.names.index("inplace")
-        rest = dict(zip(spec.names[at + 1 :], args[at + 1 :], strict=False))
-        return args[:at], {**rest, **kwargs}, bool(args[at])
-    return args, kwargs, False
+Way = Callable[[Tape, ops.Spec, Any, tuple, dict], Any]
+_WAYS: dict[Any, dict[Any, tuple[Way, ops.Spec]]] = {}
 
 
-def _differentiable(result: Any) -> bool:
-    if isinstance(result, (tuple, list)):
-        result = result[0] if result else None
-    return isinstance(result, Tensor) and result.requires_grad
+def _is_step(op: Op) -> bool:
+    """Whether an op's one data tensor is its first argument, and of the type that its weights are."""
+    return op.data_count == 1 and bool(op.args) and type(op.args[0]) is Slot and not autocasts()
 
 
-def _unsurrounded() -> bool:
-    """Whether nothing is to be kept from what is saved for the backward pass: see identity_hooks."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+def _is_data(x: Any) -> bool:
+    """Whether an argument certainly depends on the input."""
+    return type(x) is Tensor and x.requires_grad and not x.is_leaf
 
 
-def _surroundings(name: str, args: tuple, data: list[Tensor]) -> Any:
-    """What a call needs around it. Nearly always nothing."""
-    needed = [_writable(args), identity_hooks()]
-    if name in _RECURRENT and data and data[0].is_cuda:
-        # cuDNN's recurrent networks have a backward pass in training mode alone.
-        needed.append(torch.backends.cudnn.flags(enabled=False))
-    if needed == [_NOTHING, _NOTHING]:
-        return _NOTHING
-    together = contextlib.ExitStack()
-    for each in needed:
-        together.enter_context(each)
-    return together
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def _writable(args: tuple) -> Any:
-    """Tensors made in inference mode are written in inference mode alone."""
-    made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
-    return torch.inference_mode() if made_there else _NOTHING
-
-
-def _updates(spec: ops.Spec, args: tuple, kwargs: dict) -> bool:
-    """Whether a normalisation may write its running statistics: `batch_norm` only in training mode."""
-    if spec.name != "batch_norm" or "training" not in spec.names:
-        return True
-    at = spec.names.index("training")
-    return bool(kwargs.get("training", args[at] if at < len(args) else False))
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _cloned(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
-
-
-def identity_hooks() -> Any:
-    """Checkpointing saves nothing and runs its function again in the backward pass, out of our sight:
-    what is saved under its hooks is saved as it is instead."""
-    if _unsurrounded():
-        return _NOTHING
-    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+def _has_data(args: tuple, kwargs: dict) -> bool:
+    """Whether a call has data besides its first argument, or what cannot be used as it is."""
+    for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
+        if type(value) is Parameter or type(value) is Tensor:
+            if (value.requires_grad and type(value) is Tensor) or value.is_inference():
+                return True
+        elif type(value) not in _ATOMS and isinstance(value, Tensor):
+            return True
+    return False
 
 
 @contextlib.contextmanager

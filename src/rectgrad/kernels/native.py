@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +52,14 @@ class Convolution(Structure):
     )
 
 
+class Pooling(Structure):
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in "planes height width out_height out_width kernel_y kernel_x stride_y stride_x "
+        "padding_y padding_x padded".split()
+    )
+
+
 class Library(NamedTuple):
     level: str
     functions: ctypes.CDLL
@@ -82,6 +89,7 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_masked.argtypes = [POINTER(_Survivors), POINTER(_Scores), c_void_p, c_int]
     lib.rg_conv.argtypes = [POINTER(_Survivors), POINTER(Convolution), c_void_p, c_void_p, c_void_p, c_int]
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
+    lib.rg_avg_pool.argtypes = [POINTER(Pooling), c_void_p, c_void_p, c_int]
     lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
     lib.rg_use_pool.argtypes = [c_void_p]
     lib.rg_use_pool(_pool())
@@ -115,7 +123,9 @@ class Lists:
 
     def __init__(self, library: Library, pointer: Any) -> None:
         self.library, self.pointer = library, pointer
-        weakref.finalize(self, library.functions.rg_free, pointer)
+
+    def __del__(self) -> None:
+        self.library.functions.rg_free(self.pointer)
 
     @property
     def tau(self) -> list[float]:
@@ -225,3 +235,13 @@ def linear(passed: Survivors, weight: Tensor, out: Tensor) -> None:
     lists.library.functions.rg_linear(
         lists.pointer, positions, inputs, outputs, weight.data_ptr(), out.data_ptr(), torch.get_num_threads()
     )
+
+
+def avg_pool(p: Pooling, R: Tensor, out: Tensor) -> bool:
+    """The gradient at an average pooling's input into `out`."""
+    library = load()
+    assert library is not None
+    status = library.functions.rg_avg_pool(
+        byref(p), R.contiguous().data_ptr(), out.data_ptr(), torch.get_num_threads()
+    )
+    return bool(status == 0)

@@ -20,6 +20,7 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4)));
 
 #define TILE_BYTES (384 * 1024)
+#define AHEAD 2 /* output channels whose weights are fetched beforehand */
 
 typedef struct {
     int32_t y, x;
@@ -141,6 +142,10 @@ static void pack(const float *w, int64_t taps, int64_t channels, int64_t lanes, 
     }
     for (int64_t i = 0; i < channels; i++)
         for (int64_t t = 0; t < taps; t++) packed[t * lanes + i] = w[i * taps + t];
+}
+
+static inline void fetch(const float *w, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(w + i);
 }
 
 /* One segment with a kernel of constant size: KY x KX taps of V vectors each. */
@@ -293,6 +298,8 @@ static void sum_block(void *context, int64_t task) {
     for (int64_t e = 0; e < t->segments; e++) {
         int64_t o = t->channel[e], from = t->start[e];
         if (o / j->out_group != group) continue;
+        if (e + AHEAD < t->segments) /* the weights lie far apart: the processor cannot guess the next ones */
+            fetch(j->weight + (t->channel[e + AHEAD] * j->in_group + first) * j->taps, j->taps * channels);
         pack(j->weight + (o * j->in_group + first) * j->taps, j->taps, channels, lanes, packed);
         if (k >= 0)
             kernels[k].add(sum, j->pitch, t->offset + from, t->value + from, t->start[e + 1] - from, packed);
@@ -301,6 +308,43 @@ static void sum_block(void *context, int64_t task) {
     }
     write_out(j, t, sum, group * j->in_group + first, channels);
     free(sum), free(packed);
+}
+
+/* ---- few input channels, as of an image: a row of taps side by side, not the channels ------------------ */
+
+#define NARROW 4
+#define SPAN 8 /* taps of a row, at most */
+typedef float span __attribute__((vector_size(SPAN * 4), aligned(4)));
+
+static int is_narrow(const job *j) {
+    const convolution *c = j->c;
+    return c->groups == 1 && j->in_group <= NARROW && c->kernel_x <= SPAN && c->dilation_x == 1 && j->taps > 1;
+}
+
+static void sum_narrow(void *context, int64_t task) {
+    job *j = context;
+    const convolution *c = j->c;
+    int64_t n = task / c->channels_in, i = task % c->channels_in, pitch = j->pitch + SPAN;
+    const sample_units *u = &j->samples[n];
+    if (!u->start) return;
+    float *sum = calloc(j->rows * pitch, sizeof *sum), *taps = calloc(c->kernel_y * SPAN, sizeof *taps);
+    if (sum && taps) {
+        for (int64_t o = 0; o < c->channels_out; o++) {
+            const float *w = j->weight + (o * j->in_group + i) * j->taps;
+            for (int64_t y = 0; y < c->kernel_y; y++) memcpy(taps + y * SPAN, w + y * c->kernel_x, c->kernel_x * 4);
+            for (int32_t e = u->start[o]; e < u->start[o + 1]; e++) {
+                float *at = sum + u->units[e].y * c->stride_y * pitch + u->units[e].x * c->stride_x;
+                for (int64_t y = 0; y < c->kernel_y; y++)
+                    *(span *)(at + y * c->dilation_y * pitch) += *(span *)(taps + y * SPAN) * u->units[e].value;
+            }
+        }
+        float *out = j->out + task * c->height * c->width;
+        for (int64_t y = 0; y < c->height; y++)
+            memcpy(out + y * c->width, sum + (y + c->padding_y) * pitch + c->padding_x, c->width * 4);
+    } else {
+        j->failed = 1;
+    }
+    free(sum), free(taps);
 }
 
 /* ---- one input channel a group: no block to share, straight into the output -------------------------- */
@@ -383,6 +427,8 @@ int rg_conv(const survivors *s, const convolution *c, const float *weight, const
     parallel(c->samples, threads, read_sample, &j);
     if (!j.failed && j.in_group == 1) {
         parallel(c->samples * c->groups, threads, sum_depthwise, &j);
+    } else if (!j.failed && is_narrow(&j)) {
+        parallel(c->samples * c->channels_in, threads, sum_narrow, &j);
     } else if (!j.failed) {
         cut(&j);
         j.failed = !j.tiles;

@@ -47,6 +47,16 @@ int rg_conv(const survivors *s, const convolution *c, const float *weight, const
 int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t outputs, const float *weight,
               float *out, int threads);
 
+/* An average pooling: `padded` says whether windows count the padding. */
+typedef struct {
+    int64_t planes, height, width, out_height, out_width;
+    int64_t kernel_y, kernel_x, stride_y, stride_x, padding_y, padding_x, padded;
+} pooling;
+
+/* The gradient at its input: out (planes, height, width) from r (planes, out_height, out_width). Returns 0, or -1
+   without memory. */
+int rg_avg_pool(const pooling *p, const float *r, float *out, int threads);
+
 /* weight / sqrt(variance + eps), the factor of a batch norm; weight may be null. */
 void rg_scale(const float *variance, const float *weight, double eps, int64_t n, float *out);
 
