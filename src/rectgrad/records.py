@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -268,8 +268,7 @@ def _refuse(subject: Subject, method: Method) -> None:
     kinds = set(map(type, region.modules))
     if not region.lazy and not any(_strange(kind, has_rules) for kind in kinds):
         return
-    inside = subject.model.modules() if isinstance(subject.model, nn.Module) else region.modules
-    for module in inside:
+    for module in _modules(subject):
         sentence = _unsupported(module, has_rules)
         if sentence:
             names = module_names(subject.model if isinstance(subject.model, nn.Module) else None)
@@ -297,10 +296,18 @@ def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
     return _strange(type(module), has_rules)
 
 
+def _modules(subject: Subject) -> Iterable[nn.Module]:
+    """The model's modules, or those that a function given as a model holds."""
+    assert subject.region is not None
+    return subject.model.modules() if isinstance(subject.model, nn.Module) else subject.region.modules
+
+
 def _warn_training(subject: Subject) -> None:
+    assert subject.region is not None
+    if not any(module.training for module in subject.region.modules):
+        return
     # A traced or exported program is full of containers that say so without meaning it.
     containers = (torch.fx.GraphModule,)
-    assert subject.region is not None
-    training = [module for module in subject.region.modules if module.training]
-    if any(type(m) is not nn.Module and not isinstance(m, containers) for m in training):
+    meant = (m for m in _modules(subject) if type(m) is not nn.Module and not isinstance(m, containers))
+    if any(module.training for module in meant):
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

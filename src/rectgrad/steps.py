@@ -173,11 +173,19 @@ class Scale:
         variance, weight = self.variance.unchanged(), self.weight.unchanged()
         if self.takes_lists and _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self.eps)
-        scale = (variance + self.eps).rsqrt()
-        return (scale if weight is None else scale * weight).to(self.dtype)
+        inverse = self._inverse()
+        return inverse if weight is None else (inverse * weight).to(self.dtype)
+
+    def _inverse(self) -> Tensor:
+        """1 / the standard deviation, rounded once where there are doubles."""
+        variance = self.variance.unchanged()
+        variance = variance if variance.device.type == "mps" else variance.double()
+        return (variance + self.eps).rsqrt().to(self.dtype)
 
     def gradient(self, R: Tensor) -> Tensor:
-        return R * channelwise(self.scale, R)
+        """To the last bit as torch computes it on CPUs."""
+        grad, weight = R * channelwise(self._inverse(), R), self.weight.unchanged()
+        return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         scaled = passed.scaled(self.scale)

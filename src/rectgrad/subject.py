@@ -109,6 +109,8 @@ class Subject:
             families |= ops.RECTIFIERS
         elif carries:
             families |= CARRYING
+        elif method.thresholds and self.inputs[0].device.type == "cpu":
+            families |= {"batch_norm"}  # torch would keep its input, and take longer
         keeps = {family: keeping(family, rules.get(family), carries) for family in families}
         tape = Tape(families, keeps, method.decompose)
         tape.current.carries = carries
