@@ -22,12 +22,11 @@ PLANS = {
     "cpu": {
         "cpu-batch1": Plan(("efficientnet_lite0",), rounds=7, selection=True, **CPU),
         "cpu-batch4": Plan(
-            LARGE, batch=4, methods=("rectgrad", "saliency", "guided_backprop"), naive=False, **CPU
+            LARGE, batch=4, methods=("rectgrad", "saliency", "guided_backprop"), naive=False, rounds=9, **CPU
         ),
         "cpu-averages": Plan(
             ("efficientnet_lite0",), methods=("smoothgrad", "integrated_gradients"), averages=True, **CPU
         ),
-        "cpu-naive": Plan(("resnet50",), batch=4, methods=("rectgrad",), captum=False, **CPU),
     },
     "portable": {
         "cpu-portable-batch4": Plan(
@@ -40,8 +39,8 @@ PLANS = {
         ),
     },
     "h200": {
-        "h200-batch64": Plan(("resnet50", "inception_v4", "vgg16", "vit_b_16"), batch=64, rounds=7, **H200),
-        "h200-batch1": Plan(("resnet50", "inception_v4", "efficientnet_lite0"), rounds=7, **H200),
+        "h200-batch64": Plan(("resnet50", "inception_v4", "vgg16", "vit_b_16"), batch=64, rounds=9, **H200),
+        "h200-batch1": Plan(("resnet50", "inception_v4", "efficientnet_lite0"), rounds=9, **H200),
         "h200-scaling": Plan(
             ("resnet50",), methods=("rectgrad",), captum=False, naive=False, rounds=5, scaling=True, **H200
         ),

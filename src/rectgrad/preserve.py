@@ -14,7 +14,7 @@ import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -272,11 +272,20 @@ class Keeper:
             self._copies.clear()
 
 
+@dataclass
+class Shared:
+    """A snapshot and the calls that rely on it. settled: no pass ran since all was put back."""
+
+    snapshot: Snapshot
+    users: int = 0
+    settled: bool = False
+
+
 class Region:
     """One call: the snapshot it shares with other threads on the same model, and its own keeper."""
 
     _guard = threading.Lock()
-    _active: dict[Any, tuple[Snapshot, list[int]]] = {}  # noqa: RUF012 - shared on purpose
+    _active: dict[Any, Shared] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> None:
         self._device, self._random = device, _random_state(device)
@@ -284,22 +293,28 @@ class Region:
         self._key = frozenset(map(id, modules_in(model))) or id(model)
         with self._guard:
             if self._key not in self._active:
-                self._active[self._key] = Snapshot(model), [0]
-            self._snapshot, self._users = self._active[self._key]
-            self._users[0] += 1
+                self._active[self._key] = Shared(Snapshot(model))
+            self._shared = self._active[self._key]
+            self._shared.users += 1
         self._own = Snapshot(target) if callable(target) else None
         self._begun = False
-        self.modules, self.lazy = self._snapshot.modules, self._snapshot.lazy
+        snapshot = self._shared.snapshot
+        self.modules, self.lazy = snapshot.modules, snapshot.lazy
         own = self._own.tensors if self._own is not None else []
-        self.keeper = Keeper([*self._snapshot.tensors, *own, *tensors])
+        self.keeper = Keeper([*snapshot.tensors, *own, *tensors])
 
     def begin(self) -> None:
         """Before a pass: attributes as the first one found them, where nobody else is in the middle."""
         if self._begun:
-            with self._guard:
-                if self._users[0] == 1:
-                    self._snapshot.restore()
-        self._begun = True
+            self.settle()
+        self._begun, self._shared.settled = True, False
+
+    def settle(self) -> None:
+        """Put attributes back now (a GPU may still be at work), where nobody else is in the middle."""
+        with self._guard:
+            if self._shared.users == 1 and not self._shared.settled:
+                self._shared.snapshot.restore()
+                self._shared.settled = True
 
     def restore(self) -> None:
         """After a pass: what it wrote, and the random numbers."""
@@ -313,9 +328,10 @@ class Region:
             self.restore()
         finally:
             with self._guard:
-                self._users[0] -= 1
-                if not self._users[0]:  # the last one out puts everything back
-                    self._snapshot.restore()
+                self._shared.users -= 1
+                if not self._shared.users:  # the last one out puts everything back
+                    if not self._shared.settled:
+                        self._shared.snapshot.restore()
                     self._active.pop(self._key, None)
 
 

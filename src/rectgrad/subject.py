@@ -109,7 +109,7 @@ class Subject:
             families |= ops.RECTIFIERS
         elif carries:
             families |= CARRYING
-        elif method.thresholds and self.inputs[0].device.type == "cpu":
+        elif method.thresholds and kernels.chosen() != "reference":
             families |= {"batch_norm"}  # torch would keep its input, and take longer
         keeps = {family: keeping(family, rules.get(family), carries) for family in families}
         tape = Tape(families, keeps, method.decompose)
@@ -152,6 +152,8 @@ class Subject:
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
+        if self.region is not None and maps[0].is_cuda:
+            self.region.settle()  # while the device is at work
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
             warn_if_nothing_passed(self, method, maps)

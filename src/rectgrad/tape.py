@@ -109,7 +109,7 @@ class Tape(TorchFunctionMode):
         recorded = self.families is None or spec.family in self.families
         if recorded and spec.family in LINEAR_STEPS:
             return Tape._step
-        if (recorded and spec.family in ops.RECTIFIERS) or spec.family == "clamp":
+        if spec.family in ops.RECTIFIERS or spec.family == "clamp":
             return Tape._rectifier
         writes = spec.writes or "inplace" in spec.names
         return Tape._slowly if writes or (recorded and spec.family is not None) else Tape._plainly
@@ -154,8 +154,16 @@ class Tape(TorchFunctionMode):
         op = Op(spec, spec.family, (_FIRST, *args[1:]), named, self.current)
         if spec.family == "clamp":
             op.family = ops.refine("clamp", spec.name, op.argument)
-        if len(args) > spec.at.get("inplace", 99) or not self._wanted(op):
+        if len(args) > spec.at.get("inplace", 99):
             return self._slowly(spec, func, args, kwargs)
+        if not self._wanted(op):
+            if inplace and (spec.name not in ops.SAME_IN_PLACE or x._is_view()):
+                return self._slowly(spec, func, args, kwargs)
+            if inplace:
+                self._protect(x)
+            result = func(*args, **kwargs)
+            self._enter(spec, result, [x])
+            return result
         if not inplace:
             result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), x)
         elif self._may_overwrite(op, x):

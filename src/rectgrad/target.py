@@ -101,11 +101,9 @@ def indices(scores: Tensor, target: Any, n: int) -> Tensor:
         raise ValueError(f"the model's output has shape {tuple(scores.shape)}: it has no classes")
     if target is None:
         return scores.detach().argmax(1)
-    index = _as_integers(target).to(scores.device)
+    index = _as_integers(target)  # checked where it is: to ask a GPU is to wait for it
     index = index.clone() if index.is_inference() else index
-    if index.dim() == 0:
-        index = index.expand(n)
-    if index.shape != (n,):
+    if index.dim() > 0 and index.shape != (n,):
         raise ValueError(
             f"target has shape {tuple(index.shape)}; one class for each of {n} samples is needed"
         )
@@ -115,7 +113,11 @@ def indices(scores: Tensor, target: Any, n: int) -> Tensor:
             f"target {int(outside[0])} is out of range: the model has {scores.shape[1]} outputs, "
             f"0 to {scores.shape[1] - 1}"
         )
-    return index
+    if index.dim() == 0:
+        return torch.full((n,), int(index), device=scores.device)
+    if scores.is_cuda and not index.is_cuda:
+        index = index.pin_memory()  # or the copy would wait for the device
+    return index.to(scores.device, non_blocking=True)
 
 
 def _as_integers(target: Any) -> Tensor:

@@ -318,7 +318,7 @@ typedef float span __attribute__((vector_size(SPAN * 4), aligned(4)));
 
 static int is_narrow(const job *j) {
     const convolution *c = j->c;
-    return c->groups == 1 && j->in_group <= NARROW && c->kernel_x <= SPAN && c->dilation_x == 1 && j->taps > 1;
+    return c->groups == 1 && j->in_group <= NARROW && c->kernel_x <= SPAN && c->dilation_x == 1 && j->taps > 9;
 }
 
 static void sum_narrow(void *context, int64_t task) {
