@@ -34,7 +34,6 @@ def interpreter():
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
         from triton.runtime import interpreter
 
         # It prepares the language of a module anew at each call inside a kernel, most of its time. Once

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rectgrad import data as data
     from rectgrad import image as image
     from rectgrad import metrics as metrics
     from rectgrad import models as models
@@ -50,7 +51,7 @@ _HOME = {
     "tape": ("propagate",),
     "target": ("contrast",),
 }
-_MODULES = ("image", "metrics", "models")
+_MODULES = ("data", "image", "metrics", "models")
 __all__ = [*_MODULES, *(name for names in _HOME.values() for name in names)]
 
 

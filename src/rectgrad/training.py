@@ -1,0 +1,162 @@
+"""The one training loop: Adam over batches in file order, the same every time for a seed, resumable.
+
+The paper's setting (section 4): 20 epochs, batches of 100, learning rate 0.001, no augmentation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rectgrad import files
+from rectgrad.data import Images, scaled
+from rectgrad.data.fetch import Watch, unwatched
+from rectgrad.models.cifar import CifarCNN
+
+Change = Callable[[Tensor], Tensor]  # of pixels scaled to -1..1, before they are seen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network is trained. What it is trained on is not part of it."""
+
+    epochs: int = 20
+    batch: int = 100
+    rate: float = 1e-3
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be positive, not {self.rate}")
+
+
+@dataclass
+class Run:
+    """A training under way: the network, its optimiser, and how it went so far."""
+
+    module: nn.Module
+    optimiser: torch.optim.Adam
+    losses: list[float] = field(default_factory=list)  # mean of each finished epoch
+
+    @property
+    def epoch(self) -> int:
+        return len(self.losses)
+
+
+def fresh(plan: Plan, classes: int = 10) -> Run:
+    """A network as its seed draws it, on any device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        module = CifarCNN(classes)
+    module = module.to(plan.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Run(module, torch.optim.Adam(module.parameters(), lr=plan.rate))
+
+
+def train(
+    images: Images,
+    plan: Plan = Plan(),  # noqa: B008 - frozen
+    *,
+    checkpoint: Path | None = None,
+    classes: int = 10,
+    watch: Watch = unwatched,
+) -> Run:
+    """Train the paper's CNN. `checkpoint`: written after each epoch; one of the same plan is gone on from."""
+    run = (resumed(checkpoint, plan, classes) if checkpoint is not None else None) or fresh(plan, classes)
+    x, y = scaled(images.pixels), torch.from_numpy(images.labels)
+    with watch(plan.epochs - run.epoch, f"training, seed {plan.seed}") as advance:
+        while run.epoch < plan.epochs:
+            run.losses.append(one_epoch(run, x, y, plan))
+            if checkpoint is not None:
+                save(run, plan, checkpoint)
+            advance()
+    run.module.eval()
+    return run
+
+
+def one_epoch(run: Run, x: Tensor, y: Tensor, plan: Plan) -> float:
+    """Once over the data in their order: the mean loss."""
+    run.module.train()
+    total = torch.zeros((), device=plan.device)
+    for start in range(0, len(x), plan.batch):
+        rows = slice(start, start + plan.batch)
+        seen = x[rows].to(plan.device, memory_format=torch.channels_last)
+        loss = F.cross_entropy(run.module(seen), y[rows].to(plan.device))
+        run.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        run.optimiser.step()
+        total += loss.detach() * len(seen)
+    return float(total) / len(x)
+
+
+@torch.no_grad()
+def logits(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
+    """The module's answers to scaled pictures, on the CPU."""
+    device = next(module.parameters()).device
+    return torch.cat([module(part.to(device)).cpu() for part in x.split(batch)])
+
+
+def accuracy(module: nn.Module, images: Images) -> float:
+    """The share of pictures whose largest logit is their class's."""
+    found = logits(module, scaled(images.pixels)).argmax(1)
+    return float((found == torch.from_numpy(images.labels)).float().mean())
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+
+def save(run: Run, plan: Plan, path: Path) -> None:
+    """Network and optimiser as safetensors, how it went as their metadata."""
+    tensors = {f"module.{name}": value for name, value in run.module.state_dict().items()}
+    for name, value in run.module.named_parameters():
+        state = run.optimiser.state[value]
+        tensors |= {f"{key}.{name}": torch.as_tensor(state[key]) for key in _ADAM}
+    said = {"plan": json.dumps(asdict(plan)), "losses": json.dumps(run.losses)}
+    with files.whole(path) as part:
+        safetensors.torch.save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, said)
+
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+def resumed(path: Path, plan: Plan, classes: int = 10) -> Run | None:
+    """The training that a checkpoint holds; None where there is none, or of another plan or unreadable."""
+    try:
+        with safetensors.safe_open(path, "pt") as content:
+            said: dict[str, str] = content.metadata() or {}
+            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 - no dict
+        if _beside_epochs(json.loads(said["plan"])) != _beside_epochs(asdict(plan)):
+            return None
+        losses = json.loads(said["losses"])
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return None
+    if len(losses) > plan.epochs:
+        return None
+    run = fresh(plan, classes)
+    run.losses = losses
+    run.module.load_state_dict({k[7:]: v for k, v in tensors.items() if k.startswith("module.")})
+    for name, value in run.module.named_parameters():
+        run.optimiser.state[value] = {key: _like(tensors[f"{key}.{name}"], value, key) for key in _ADAM}
+    return run
+
+
+def _like(saved: Tensor, parameter: Tensor, key: str) -> Tensor:
+    """Adam's state where its parameter is; the number of steps stays on the CPU."""
+    return saved if key == "step" else torch.empty_like(parameter).copy_(saved)
+
+
+def _beside_epochs(plan: dict[str, Any]) -> dict[str, Any]:
+    """More epochs of the same plan go on from fewer; the device may change."""
+    return {key: value for key, value in plan.items() if key not in ("epochs", "device")}

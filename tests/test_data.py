@@ -1,0 +1,293 @@
+"""Datasets: read from every form, checked, kept; and clear words where that fails."""
+
+import functools
+import hashlib
+import http.server
+import io
+import json
+import os
+import pickle
+import tarfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rectgrad.data import Dataset, DataUnavailableError, Images, cifar10, fetch, masks, scaled, shapes
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECTGRAD_CACHE", str(tmp_path / "cache"))
+
+
+# --- CIFAR-10 ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def made_up() -> dict[str, Images]:
+    """As many pictures as CIFAR-10 has, of noise."""
+    rng = np.random.default_rng(0)
+    return {
+        part: Images(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, n))
+        for part, n in cifar10.SIZES.items()
+    }
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """The made-up pictures pass for CIFAR-10."""
+    digests = {part: cifar10.digest_of(images) for part, images in made_up().items()}
+    monkeypatch.setattr(cifar10, "DIGESTS", digests)
+
+
+def batches() -> dict[str, Images]:
+    train, test = made_up()["train"], made_up()["test"]
+    cut = {f"data_batch_{i + 1}": train.rows(slice(10_000 * i, 10_000 * (i + 1))) for i in range(5)}
+    return {**cut, "test_batch": test}
+
+
+def official_files() -> dict[str, bytes]:
+    def pickled(images: Images) -> bytes:
+        data = images.pixels.transpose(0, 3, 1, 2).reshape(-1, 3072)
+        return pickle.dumps({b"data": data, b"labels": images.labels.tolist()}, protocol=2)
+
+    found = {name: pickled(images) for name, images in batches().items()}
+    # Python 2 wrote the archive, and numpy was laid out otherwise then.
+    return {name: content.replace(b"numpy._core", b"numpy.core") for name, content in found.items()}
+
+
+def package_files() -> dict[str, bytes]:
+    found = {}
+    for name, images in batches().items():
+        stream = io.BytesIO()
+        Image.fromarray(images.pixels.reshape(10_000, 1024, 3)).save(stream, "PNG", compress_level=0)
+        found[f"{name}.png"] = stream.getvalue()
+    for part, images in made_up().items():
+        found[f"{part}_lables.json"] = json.dumps(images.labels.tolist()).encode()
+    return found
+
+
+FORMS = {"official": (official_files, "cifar-10-batches-py"), "package": (package_files, "package")}
+
+
+def written(form: str, folder: Path, packed: bool) -> Path:
+    make, name = FORMS[form]
+    for file, content in make().items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / file).write_bytes(content)
+    if not packed:
+        return folder
+    archive = folder / "archive.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=0) as opened:
+        opened.add(folder / name, name)
+    return archive
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["an archive", "a folder"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same(form, packed, tmp_path, accepted):
+    place = cifar10.install(str(written(form, tmp_path / "given", packed)))
+    assert place == cifar10.place()
+    found = cifar10.load()
+    for part in cifar10.SIZES:
+        assert (getattr(found, part).pixels == made_up()[part].pixels).all()
+        assert (getattr(found, part).labels == made_up()[part].labels).all()
+    assert found.classes[3] == "cat"
+
+
+def test_other_pictures_are_refused(tmp_path):
+    with pytest.raises(DataUnavailableError, match="not CIFAR-10's"):
+        cifar10.install(str(written("package", tmp_path, packed=False)))
+    assert not cifar10.place().exists()
+
+
+def test_nothing_there_yet():
+    with pytest.raises(DataUnavailableError, match="rectgrad data cifar10"):
+        cifar10.load()
+
+
+def test_a_wrong_folder(tmp_path):
+    with pytest.raises(DataUnavailableError, match=r"holds no CIFAR-10: no test_batch or test_batch\.png"):
+        cifar10.install(str(tmp_path))
+    with pytest.raises(DataUnavailableError, match="no file or folder"):
+        cifar10.install(str(tmp_path / "nowhere"))
+
+
+def test_a_missing_batch(tmp_path, accepted):
+    folder = written("official", tmp_path, packed=False)
+    (folder / "cifar-10-batches-py" / "data_batch_3").unlink()
+    with pytest.raises(DataUnavailableError, match="data_batch_3 is missing"):
+        cifar10.install(str(folder))
+
+
+def test_an_archive_cut_short(tmp_path):
+    archive = written("official", tmp_path, packed=True)
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    with pytest.raises(DataUnavailableError, match="damaged"):
+        cifar10.install(str(archive))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_batch").write_bytes(pickle.dumps({b"data": Evil()}))
+    for i in range(1, 6):
+        (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(DataUnavailableError, match="has no place in CIFAR-10"):
+        cifar10.install(str(tmp_path))
+    assert not (tmp_path / "evil").exists()
+
+
+def test_pixels_are_scaled_as_the_paper_does():
+    x = scaled(np.array([[[[0, 127, 255]]]], dtype=np.uint8))
+    assert x.shape == (1, 3, 1, 1)
+    assert x.flatten().tolist() == pytest.approx([-1, 127 / 127.5 - 1, 1])
+
+
+# --- downloads ---------------------------------------------------------------------------------------------
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    content = bytes(range(256)) * 20_000
+    asked: list = []  # noqa: RUF012 - of the test that runs
+
+    def do_GET(self):
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        self.asked.append(start)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        stop = start + 2_000_000 if self.path == "/short" else None
+        self.wfile.write(self.content[start:stop])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    Server.asked.clear()
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def test_a_download_goes_on_where_it_stopped(server, tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(DataUnavailableError, match="the connection ended after 2000000"):
+        fetch.download(f"{server}/short", path)
+    assert not path.exists()
+    fetch.download(f"{server}/whole", path, digest(Server.content))
+    assert path.read_bytes() == Server.content
+    assert Server.asked == [0, 2_000_000]
+
+
+def test_a_damaged_download_is_not_kept(server, tmp_path):
+    with pytest.raises(DataUnavailableError, match="arrived damaged"):
+        fetch.download(f"{server}/whole", tmp_path / "file", digest(b"something else"))
+    assert list(tmp_path.glob("file*")) == []
+
+
+def test_no_network(tmp_path):
+    with pytest.raises(DataUnavailableError, match="fetch it where there is a network"):
+        fetch.download("http://127.0.0.1:9/file", tmp_path / "file")
+
+
+# --- masks -------------------------------------------------------------------------------------------------
+
+
+def archived(pairs: dict[str, Image.Image], path: Path) -> Path:
+    with tarfile.open(path, "w") as opened:
+        for name, picture in pairs.items():
+            stream = io.BytesIO()
+            picture.save(stream, "PNG")
+            member = tarfile.TarInfo(f"CIFAR10_mask/{name}")
+            member.size = stream.tell()
+            stream.seek(0)
+            opened.addfile(member, stream)
+    return path
+
+
+def large(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels).resize((128, 128), Image.Resampling.LANCZOS)
+
+
+@pytest.fixture
+def masked(tmp_path, monkeypatch):
+    """An archive as the authors' is, and the pictures it was made of."""
+    train = shapes.generate(400, 5)
+    monkeypatch.setattr(cifar10, "load", lambda: Dataset("cifar10", cifar10.CLASSES, train, train))
+    rows = [7, 17, 313, 22, 7]  # in the order of classes and numbers
+    names = ["horse_1", "horse_2", "cat_2", "bird_9", "horse_10"]
+    pairs = {}
+    for row, name in zip(rows, names, strict=True):
+        pairs[f"{name}.png"] = large(train.pixels[row][..., ::-1])
+        pairs[f"{name}_mask.png"] = large(np.where(train.masks[row], 0, 255).astype(np.uint8))
+    return archived(pairs, tmp_path / "CIFAR10_mask.tar"), train
+
+
+def test_masks_are_matched_to_the_rows(masked):
+    archive, train = masked
+    masks.install(str(archive))
+    found = masks.load()
+    assert found.index.tolist() == [22, 313, 7, 17, 7]
+    assert found.label.tolist() == [2, 3, 7, 7, 7]
+    agreement = (found.mask == train.masks[found.index]).mean((1, 2))
+    assert agreement.min() > 0.95  # of an enlarged mask, the edge is a matter of taste
+
+
+def test_a_picture_that_is_not_in_cifar(masked, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    pairs = {"cat_1.png": Image.fromarray(noise), "cat_1_mask.png": Image.fromarray(noise[..., 0])}
+    with pytest.raises(DataUnavailableError, match="cat_1 is like no picture"):
+        masks.install(str(archived(pairs, tmp_path / "other.tar")))
+
+
+def test_an_archive_of_something_else(masked, tmp_path):
+    picture = Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8))
+    with pytest.raises(DataUnavailableError, match="not the authors' archive"):
+        masks.install(str(archived({"holiday.png": picture}, tmp_path / "other.tar")))
+    with pytest.raises(DataUnavailableError, match=r"do not pair up: \[\(3, 1\)\]"):
+        masks.install(str(archived({"cat_1.png": picture}, tmp_path / "half.tar")))
+    (tmp_path / "text.tar").write_text("no archive")
+    with pytest.raises(DataUnavailableError, match="damaged or cut short"):
+        masks.install(str(tmp_path / "text.tar"))
+
+
+# --- shapes ------------------------------------------------------------------------------------------------
+
+
+def test_shapes_depend_on_seed_and_number_alone():
+    few, more, other = shapes.generate(20, 3), shapes.generate(30, 3), shapes.generate(20, 4)
+    assert (few.pixels == more.pixels[:20]).all()
+    assert not (few.pixels == other.pixels).all()
+    assert few.labels.tolist() == [*range(10), *range(10)]
+
+
+def test_masks_of_shapes_are_where_the_object_is():
+    images = shapes.generate(200, 0)
+    share = images.masks.mean((1, 2))
+    assert share.min() > 0.04
+    assert share.max() < 0.45
+    edges = images.masks[:, [0, -1]].any((1, 2)) | images.masks[:, :, [0, -1]].any((1, 2))
+    assert edges.mean() < 0.1  # an object lies whole in its picture
+    # Inside the object the colour changes little, across its border much.
+    inside = images.masks[:, :, 1:] & images.masks[:, :, :-1]
+    border = images.masks[:, :, 1:] ^ images.masks[:, :, :-1]
+    change = np.abs(np.diff(images.pixels.astype(int), axis=2)).max(-1)
+    assert change[border].mean() > 3 * change[inside].mean()
