@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": ("bench", "What each method costs against the plain gradient."),
     "data": ("data", "Get CIFAR-10 and its masks ready."),
     "train": ("train", "Train the paper's CNN."),
+    "reproduce": ("reproduce", "Run an experiment of the paper."),
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to get them."),
 }

@@ -1,0 +1,35 @@
+"""Finished parts of long work, kept on disk: what was computed once is not computed again after a stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rectgrad import files
+
+
+class Parts:
+    """A folder of JSON files, one for each finished part. Parts of other settings are left behind."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        said = json.dumps(settings, sort_keys=True)
+        self.folder = folder / hashlib.sha256(said.encode()).hexdigest()[:16]
+        self._all = folder
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value of a part: from its file, or made now. Values are as JSON has them, either way."""
+        path = self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"
+        known = files.load_json(path)
+        if known is None or known.get("part") != name:
+            value = make()
+            files.save_json({"part": name, "value": value}, path)
+            known = files.load_json(path)
+        return known["value"]
+
+    def clear(self) -> None:
+        shutil.rmtree(self._all, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""Experiments: parts that are never computed twice, the same outcome after any stop, the numbers they use."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rectgrad
+from rectgrad import training
+from rectgrad.data import Dataset, shapes
+from rectgrad.experiments import EXPERIMENTS, lab, maps, noise_level
+from rectgrad.experiments.parts import Parts
+from rectgrad.experiments.reproduce import experiment, reproduce
+
+SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(100, 1), shapes.generate(60, 2))
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A small dataset, a short training, few methods."""
+    monkeypatch.setenv("RECTGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(lab.DATASETS, "shapes", lambda: SMALL)
+    monkeypatch.setitem(lab.EPOCHS, "shapes", 6)
+    monkeypatch.setattr(noise_level, "COMPARED", ("saliency", "rectgrad", "guided_backprop"))
+    monkeypatch.setattr(noise_level, "CHUNK", 10)
+    monkeypatch.setitem(noise_level.PRESETS, "quick", {"each": 2, "images": 30})
+    return tmp_path / "results"
+
+
+def test_a_part_is_made_once(tmp_path):
+    made = []
+    for _ in range(3):
+        parts = Parts(tmp_path, {"q": 98})
+        assert parts.part("a b/c", lambda: made.append(1) or {"x": [1.5]}) == {"x": [1.5]}
+    assert made == [1]
+    Parts(tmp_path, {"q": 97}).part("a b/c", lambda: made.append(2) or 0)  # other settings, other parts
+    assert made == [1, 2]
+    parts.clear()
+    assert not tmp_path.exists()
+
+
+def test_a_half_written_part_is_made_again(tmp_path):
+    parts = Parts(tmp_path, {})
+    parts.part("a", lambda: 1)
+    (file,) = parts.folder.iterdir()
+    file.write_text('{"part": "a", "val')
+    assert parts.part("a", lambda: 2) == 2
+
+
+class StoppedError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stopped_at_any_moment_the_outcome_is_the_same(seed, small, monkeypatch, tmp_path):
+    whole = json.loads(reproduce("noise-level", out=small / "whole").read_text())
+    rng = np.random.default_rng(seed)
+    calls, original = [0], noise_level.comparison_map
+    stops = set(rng.choice(12, 4, replace=False).tolist())
+
+    def failing(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] - 1 in stops:
+            stops.remove(calls[0] - 1)
+            raise StoppedError
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(noise_level, "comparison_map", failing)
+    for _ in range(6):
+        try:
+            path = reproduce("noise-level", out=small / "stopped")
+            break
+        except StoppedError:
+            assert not (small / "stopped" / "shapes" / "noise-level.json").exists()
+    assert json.loads(path.read_text())["metrics"] == whole["metrics"]
+    assert calls[0] == 12 + 4  # 3 methods x (1 + 3 parts), and those that were stopped
+    assert sorted(p.name for p in path.parent.iterdir()) == ["noise-level.json", "noise-level.png"]
+
+
+def test_a_finished_experiment_is_not_run_again(small, monkeypatch):
+    path = reproduce("noise-level", out=small)
+    before = path.read_bytes()
+    monkeypatch.setattr(noise_level, "run", None)
+    assert reproduce("noise-level", out=small).read_bytes() == before
+    with pytest.raises(TypeError):
+        reproduce("noise-level", out=small, seed=1)  # another question
+
+
+def test_a_record_says_what_made_it(small):
+    record = json.loads(reproduce("noise-level", out=small, seed=3).read_text())
+    assert record["settings"]["images"] == 30
+    assert (record["experiment"], record["dataset"], record["preset"], record["seed"]) == (
+        "noise-level",
+        "shapes",
+        "quick",
+        3,
+    )
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["metrics"]["rectgrad"]["total_variation"]["n"] == 30
+
+
+def test_noise_level_measures_what_it_says(small):
+    record = json.loads(reproduce("noise-level", out=small).read_text())
+    work = lab.Lab("noise-level", "shapes", "quick", noise_level.PRESETS["quick"], small)
+    x, objects, images = work.masked(2)
+    assert (np.bincount(images.labels) <= 2).all()
+    found = rectgrad.attribute(work.network, x, "rectgrad").sum(1)
+    outside = [float(m[~o].abs().sum() / m.abs().sum()) for m, o in zip(found, objects, strict=True)]
+    assert record["metrics"]["rectgrad"]["outside_share"]["mean"] == pytest.approx(np.mean(outside), rel=1e-4)
+    right = training.logits(work.network, x).argmax(1).numpy() == images.labels
+    assert right.all()
+
+
+def test_rationale_is_the_papers(tmp_path):
+    metrics = json.loads(reproduce("rationale", out=tmp_path).read_text())["metrics"]
+    assert {rule: found["units"] for rule, found in metrics.items()} == {
+        "PR1": [2],
+        "PR2": [3],
+        "PR3": [1],
+        "PR4": [4],
+    }
+
+
+def test_claims_hold(small, monkeypatch):
+    claims = experiment("claims")
+    monkeypatch.setitem(claims.PRESETS, "quick", {"networks": 2, "images": 8})
+    metrics = json.loads(reproduce("claims", out=small).read_text())["metrics"]
+    assert list(metrics) == ["random 0", "random 1", "trained"]
+    for found in metrics.values():
+        assert found["claim 1"] <= 1e-6 * found["largest map value"]
+        assert found["claim 2"] <= 1e-6 * found["largest map value"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_its_presets(name):
+    module = experiment(name)
+    assert set(module.PRESETS) == {"quick", "paper"}
+    assert module.TITLE
+    assert module.__doc__
+
+
+def test_the_final_threshold_is_the_papers():
+    """The 95th percentile of the map; below it 0, or the threshold where that is negative."""
+    rng = np.random.default_rng(0)
+    for shift in (0.0, -5.0):
+        values = rng.normal(size=(3, 8, 8)).astype(np.float32) + shift
+        cut = maps.finally_thresholded(torch.from_numpy(values)).numpy()
+        for value, found in zip(values, cut, strict=True):
+            tau = np.percentile(value, 95).astype(np.float32)
+            assert (found == np.where(value < tau, min(tau, 0), value)).all()
+
+
+def test_shares_are_of_the_absolute_total():
+    where = torch.tensor([[[True, False]]])
+    assert maps.amount(torch.tensor([[[-3.0, 1.0]]]), where).tolist() == [3]
+    assert maps.share(torch.tensor([[[-3.0, 1.0]]]), where).tolist() == [0.75]
+    assert maps.share(torch.zeros(1, 1, 2), where).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "noise"}, "noise-level"),
+        ({"name": "claims", "dataset": "mnist"}, "cifar10, shapes"),
+        ({"name": "claims", "preset": "slow"}, "quick, paper"),
+    ],
+)
+def test_a_wrong_name(given, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        reproduce(**given, out=tmp_path)
+
+
+def test_where_it_writes(small):
+    path = reproduce("rationale", out=small)
+    assert path == small / "shapes" / "rationale.json"
+    assert Path(small / "shapes" / "rationale.png").stat().st_size > 1000
