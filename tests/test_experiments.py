@@ -9,8 +9,8 @@ import torch
 
 import rectgrad
 from rectgrad import training
-from rectgrad.data import Dataset, shapes
-from rectgrad.experiments import EXPERIMENTS, lab, maps, noise_level
+from rectgrad.data import Dataset, scaled, shapes
+from rectgrad.experiments import EXPERIMENTS, lab, maps, noise_level, patch
 from rectgrad.experiments.parts import Parts
 from rectgrad.experiments.reproduce import experiment, reproduce
 
@@ -111,6 +111,34 @@ def test_noise_level_measures_what_it_says(small):
     assert record["metrics"]["rectgrad"]["outside_share"]["mean"] == pytest.approx(np.mean(outside), rel=1e-4)
     right = training.logits(work.network, x).argmax(1).numpy() == images.labels
     assert right.all()
+
+
+def test_the_patch_is_the_same_in_all_pictures_and_nothing_else_changes():
+    before = SMALL.test
+    after = patch.patched(before)
+    assert (after.pixels[:, :10, :10] == after.pixels[:1, :10, :10]).all()
+    assert (after.pixels[:, 10:] == before.pixels[:, 10:]).all()
+    assert (after.pixels[:, :, 10:] == before.pixels[:, :, 10:]).all()
+    noise = np.random.RandomState(100).randint(0, 255, (10, 10, 3))
+    assert (after.pixels[0, :10, :10] == noise).all()
+
+
+def test_patch_measures_what_it_says(small, monkeypatch):
+    monkeypatch.setattr(patch, "COMPARED", ("saliency", "rectgrad"))
+    monkeypatch.setattr(patch, "CHUNK", 7)
+    monkeypatch.setitem(patch.PRESETS, "quick", {"images": 20})
+    path = reproduce("patch", out=small)
+    metrics = json.loads(path.read_text())["metrics"]
+    work = lab.Lab("patch", "shapes", "quick", {"images": 20}, small)
+    module = work.trained("patch", patch.patched)
+    x = scaled(patch.patched(SMALL.test).pixels[:20])
+    found = rectgrad.attribute(module, x, "saliency").sum(1).abs()
+    expected = found[:, :8, :8].sum((1, 2))
+    assert metrics["saliency"]["amount"]["mean"] == pytest.approx(float(expected.mean()), rel=1e-4)
+    shares = expected / found.sum((1, 2))
+    assert metrics["saliency"]["share"]["mean"] == pytest.approx(float(shares.mean()), rel=1e-4)
+    assert set(metrics["accuracy"]) == {"without patch", "with patch"}
+    assert {p.name for p in path.parent.glob("*.png")} == {"patch.png", "patch-maps.png"}
 
 
 def test_rationale_is_the_papers(tmp_path):

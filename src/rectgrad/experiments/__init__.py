@@ -9,6 +9,7 @@ An experiment is a module with
 
 # id: module. Imported when run.
 EXPERIMENTS = {
+    "patch": "patch",
     "noise-level": "noise_level",
     "rationale": "rationale",
     "claims": "claims",

@@ -32,6 +32,7 @@ class Lab:
     device: str = "cpu"
     seed: int = 0
     watch: Watch = field(default=unwatched, repr=False)
+    _networks: dict[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def settings(self) -> dict[str, Any]:
         """All that the outcome depends on."""
@@ -46,13 +47,20 @@ class Lab:
     def dataset(self) -> Dataset:
         return DATASETS[self.dataset_name]()
 
-    @functools.cached_property
+    @property
     def network(self) -> nn.Module:
-        """The paper's CNN, trained on the dataset: once, then from the cache."""
-        name = f"{self.dataset_name}-cnn-{EPOCHS[self.dataset_name]}-seed{self.seed}.safetensors"
-        plan = training.Plan(epochs=EPOCHS[self.dataset_name], seed=self.seed, device=self.device)
-        run = training.train(self.dataset.train, plan, checkpoint=cache() / name, watch=self.watch)
-        return run.module.requires_grad_(False)
+        """The paper's CNN, trained on the dataset."""
+        return self.trained("standard", _same)
+
+    def trained(self, name: str, change: Callable[[Images], Images]) -> nn.Module:
+        """The CNN trained on changed pictures: once, then from the cache. `name` is that of the change."""
+        if name not in self._networks:
+            epochs = EPOCHS[self.dataset_name]
+            plan = training.Plan(epochs=epochs, seed=self.seed, device=self.device)
+            path = cache() / f"{self.dataset_name}-{name}-{epochs}-seed{self.seed}.safetensors"
+            run = training.train(change(self.dataset.train), plan, checkpoint=path, watch=self.watch)
+            self._networks[name] = run.module.requires_grad_(False)
+        return self._networks[name]
 
     def test(self) -> tuple[Tensor, Images]:
         """As many test pictures as the preset asks for, scaled, and as they are."""
@@ -76,3 +84,7 @@ class Lab:
         first = np.sort(np.unique(known.index, return_index=True)[1])  # three pictures are there twice
         train = self.dataset.train
         return Images(train.pixels[known.index[first]], train.labels[known.index[first]], known.mask[first])
+
+
+def _same(images: Images) -> Images:
+    return images

@@ -90,5 +90,6 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Figure]:
         )
         axis.set_ylabel(label)
     axes[0].axhline(metrics[COMPARED[0]]["background"], color="grey", linestyle=":", label="area outside")
-    axes[0].legend(frameon=False)
+    axes[0].set_ylim(0, 1.3)
+    axes[0].legend(frameon=False, ncols=3)
     return {"": page}
