@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import rectgrad
 from rectgrad import training
 from rectgrad.data import Dataset, scaled, shapes
-from rectgrad.experiments import EXPERIMENTS, lab, maps, noise_level, patch
+from rectgrad.experiments import EXPERIMENTS, feature_frequency, lab, maps, noise_level, patch
 from rectgrad.experiments.parts import Parts
 from rectgrad.experiments.reproduce import experiment, reproduce
 
@@ -139,6 +140,45 @@ def test_patch_measures_what_it_says(small, monkeypatch):
     assert metrics["saliency"]["share"]["mean"] == pytest.approx(float(shares.mean()), rel=1e-4)
     assert set(metrics["accuracy"]) == {"without patch", "with patch"}
     assert {p.name for p in path.parent.glob("*.png")} == {"patch.png", "patch-maps.png"}
+
+
+def test_frequencies_by_counting():
+    torch.manual_seed(0)
+    activation, objects = torch.randn(5, 7, 16, 16), torch.rand(5, 32, 32) < 0.5
+    inside, outside = feature_frequency.frequencies(activation, objects)
+    for i in range(5):
+        found = {True: [], False: []}
+        for y in range(16):
+            for x in range(16):
+                on_object = objects[i, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].sum() >= 2
+                found[bool(on_object)] += (activation[i, :, y, x] > 0).tolist()
+        assert inside[i] == pytest.approx(np.mean(found[True]), abs=1e-6)
+        assert outside[i] == pytest.approx(np.mean(found[False]), abs=1e-6)
+
+
+def test_a_difference_is_told_from_none():
+    rng = np.random.default_rng(1)
+    base = rng.uniform(0.3, 0.6, 100)
+    none = feature_frequency.compared(base + rng.normal(0, 0.05, 100), base + rng.normal(0, 0.05, 100))
+    shifted = base + 0.05 + rng.normal(0, 0.05, 100)
+    some = feature_frequency.compared(shifted, base)
+    assert none["interval"][0] < 0 < none["interval"][1]
+    assert none["p"] > 0.05
+    assert some["interval"][0] > 0
+    assert some["p"] < 0.001
+    paired = stats.ttest_rel(shifted, base)
+    assert some["effect"] == pytest.approx(paired.statistic / 10)  # t = d * sqrt(n)
+    low, high = paired.confidence_interval()
+    assert some["interval"] == pytest.approx([low, high], abs=0.003)
+
+
+def test_feature_frequency_runs_on_the_masked_pictures(small):
+    each = feature_frequency.PRESETS["quick"]["each"]
+    record = json.loads(reproduce("feature-frequency", out=small).read_text())
+    assert list(record["metrics"]) == ["conv1", "conv2", "conv3", "conv4"]
+    for found in record["metrics"].values():
+        assert 0 < found["n"] <= 10 * each
+        assert found["interval"][0] <= found["difference"] <= found["interval"][1]
 
 
 def test_rationale_is_the_papers(tmp_path):

@@ -10,6 +10,7 @@ An experiment is a module with
 # id: module. Imported when run.
 EXPERIMENTS = {
     "patch": "patch",
+    "feature-frequency": "feature_frequency",
     "noise-level": "noise_level",
     "rationale": "rationale",
     "claims": "claims",

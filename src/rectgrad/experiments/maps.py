@@ -50,7 +50,7 @@ def share(maps: Tensor, where: Tensor) -> Tensor:
     return amount(maps, where) / torch.where(total == 0, 1, total)
 
 
-def spread(values: Tensor | Sequence[float]) -> dict[str, Any]:
+def spread(values: Tensor | np.ndarray | Sequence[float]) -> dict[str, Any]:
     """Mean, standard deviation, quartiles and number of one value a picture."""
     found = np.asarray(values, dtype=np.float64)
     low, median, high = np.percentile(found, (25, 50, 75))
