@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rectgrad.data import Dataset, DataUnavailableError, Images, cifar10, fetch, masks, scaled, shapes
+from rectgrad.data import (
+    Dataset,
+    DataUnavailableError,
+    Images,
+    cifar10,
+    digest_of,
+    fetch,
+    masks,
+    scaled,
+    shapes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +49,7 @@ def made_up() -> dict[str, Images]:
 @pytest.fixture
 def accepted(monkeypatch):
     """The made-up pictures pass for CIFAR-10."""
-    digests = {part: cifar10.digest_of(images) for part, images in made_up().items()}
+    digests = {part: digest_of(images) for part, images in made_up().items()}
     monkeypatch.setattr(cifar10, "DIGESTS", digests)
 
 
@@ -267,6 +277,13 @@ def test_an_archive_of_something_else(masked, tmp_path):
     (tmp_path / "text.tar").write_text("no archive")
     with pytest.raises(DataUnavailableError, match="damaged or cut short"):
         masks.install(str(tmp_path / "text.tar"))
+
+
+def test_a_damaged_download_of_masks_is_not_read_again(masked, server, monkeypatch):
+    monkeypatch.setattr(masks, "ADDRESS", f"{server}/whole")  # bytes, but no archive
+    with pytest.raises(DataUnavailableError, match="damaged or cut short"):
+        masks.install()
+    assert not list(cifar10.place().parent.glob("*.tar"))
 
 
 # --- shapes ------------------------------------------------------------------------------------------------

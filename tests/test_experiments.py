@@ -220,13 +220,6 @@ def test_the_final_threshold_is_the_papers():
             assert (found == np.where(value < tau, min(tau, 0), value)).all()
 
 
-def test_shares_are_of_the_absolute_total():
-    where = torch.tensor([[[True, False]]])
-    assert maps.amount(torch.tensor([[[-3.0, 1.0]]]), where).tolist() == [3]
-    assert maps.share(torch.tensor([[[-3.0, 1.0]]]), where).tolist() == [0.75]
-    assert maps.share(torch.zeros(1, 1, 2), where).tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

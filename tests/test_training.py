@@ -10,10 +10,11 @@ import torch
 
 import rectgrad
 from rectgrad import cli, training
-from rectgrad.data import shapes
+from rectgrad.data import digest_of, shapes
 from rectgrad.training import Plan
 
 FEW = shapes.generate(200, 0)
+DATA = digest_of(FEW)
 
 
 def weights(run: training.Run) -> dict[str, torch.Tensor]:
@@ -54,11 +55,17 @@ def counting(n: int, seen: list[int]):
 def test_a_checkpoint_of_another_plan_or_a_damaged_one_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     training.train(FEW, Plan(epochs=1, seed=3), checkpoint=path)
-    assert training.resumed(path, Plan(epochs=1)) is None
-    assert training.resumed(path, Plan(epochs=1, seed=3)) is not None
+    assert training.resumed(path, Plan(epochs=1), DATA) is None
+    assert training.resumed(path, Plan(epochs=1, seed=3), DATA) is not None
     path.write_bytes(path.read_bytes()[:-100])
-    assert training.resumed(path, Plan(epochs=1, seed=3)) is None
-    assert training.resumed(tmp_path / "nothing", Plan()) is None
+    assert training.resumed(path, Plan(epochs=1, seed=3), DATA) is None
+    assert training.resumed(tmp_path / "nothing", Plan(), DATA) is None
+
+
+def test_a_checkpoint_of_other_pictures_is_not_used(tmp_path: Path) -> None:
+    path, other = tmp_path / "net.safetensors", shapes.generate(200, 9)
+    training.train(other, Plan(epochs=1), checkpoint=path)
+    assert_same(training.train(FEW, Plan(epochs=1), checkpoint=path), training.train(FEW, Plan(epochs=1)))
 
 
 def test_first_losses_are_those_of_plain_adam() -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectgrad import files
-from rectgrad.data import Images, scaled
+from rectgrad.data import Images, digest_of, scaled
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.models.cifar import CifarCNN
 
@@ -73,14 +73,16 @@ def train(
     classes: int = 10,
     watch: Watch = unwatched,
 ) -> Run:
-    """Train the paper's CNN. `checkpoint`: written after each epoch; one of the same plan is gone on from."""
-    run = (resumed(checkpoint, plan, classes) if checkpoint is not None else None) or fresh(plan, classes)
+    """Train the paper's CNN. `checkpoint`: written after each epoch; one of the same plan and pictures is
+    gone on from."""
+    data = digest_of(images)
+    run = (resumed(checkpoint, plan, data, classes) if checkpoint else None) or fresh(plan, classes)
     x, y = scaled(images.pixels), torch.from_numpy(images.labels)
     with watch(plan.epochs - run.epoch, f"training, seed {plan.seed}") as advance:
         while run.epoch < plan.epochs:
             run.losses.append(one_epoch(run, x, y, plan))
             if checkpoint is not None:
-                save(run, plan, checkpoint)
+                save(run, plan, data, checkpoint)
             advance()
     run.module.eval()
     return run
@@ -117,13 +119,13 @@ def accuracy(module: nn.Module, images: Images) -> float:
 # --- checkpoints -------------------------------------------------------------------------------------------
 
 
-def save(run: Run, plan: Plan, path: Path) -> None:
+def save(run: Run, plan: Plan, data: str, path: Path) -> None:
     """Network and optimiser as safetensors, how it went as their metadata."""
     tensors = {f"module.{name}": value for name, value in run.module.state_dict().items()}
     for name, value in run.module.named_parameters():
         state = run.optimiser.state[value]
         tensors |= {f"{key}.{name}": torch.as_tensor(state[key]) for key in _ADAM}
-    said = {"plan": json.dumps(asdict(plan)), "losses": json.dumps(run.losses)}
+    said = {"plan": json.dumps(asdict(plan)), "data": data, "losses": json.dumps(run.losses)}
     with files.whole(path) as part:
         safetensors.torch.save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, said)
 
@@ -131,13 +133,15 @@ def save(run: Run, plan: Plan, path: Path) -> None:
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def resumed(path: Path, plan: Plan, classes: int = 10) -> Run | None:
-    """The training that a checkpoint holds; None where there is none, or of another plan or unreadable."""
+def resumed(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
+    """The training that a checkpoint holds; None where there is none, or of another plan or other pictures,
+    or one that cannot be read."""
     try:
         with safetensors.safe_open(path, "pt") as content:
             said: dict[str, str] = content.metadata() or {}
             tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 - no dict
-        if _beside_epochs(json.loads(said["plan"])) != _beside_epochs(asdict(plan)):
+        same = _beside_epochs(json.loads(said["plan"])) == _beside_epochs(asdict(plan))
+        if not same or said["data"] != data:
             return None
         losses = json.loads(said["losses"])
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):

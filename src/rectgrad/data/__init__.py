@@ -5,6 +5,6 @@ small = rectgrad.data.shapes.load()       # needs nothing
 """
 
 from rectgrad.data import cifar10, masks, shapes
-from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, scaled
+from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, digest_of, scaled
 
-__all__ = ["DataUnavailableError", "Dataset", "Images", "cifar10", "masks", "scaled", "shapes"]
+__all__ = ["DataUnavailableError", "Dataset", "Images", "cifar10", "digest_of", "masks", "scaled", "shapes"]

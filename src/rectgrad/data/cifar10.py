@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import functools
-import hashlib
 import io
 import json
 import pickle
@@ -26,7 +25,7 @@ from PIL import Image
 
 from rectgrad import files
 from rectgrad.data import fetch
-from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, cache
+from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, cache, digest_of
 
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -204,9 +203,3 @@ def _rows(content: bytes, name: str) -> np.ndarray:
 def _check(part: str, images: Images, source: str) -> None:
     if digest_of(images) != DIGESTS[part]:
         raise DataUnavailableError(f"the {part} pictures in {source!r} are not CIFAR-10's: other bytes")
-
-
-def digest_of(images: Images) -> str:
-    found = hashlib.sha256(np.ascontiguousarray(images.pixels).tobytes())
-    found.update(images.labels.astype("<i8").tobytes())
-    return found.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass
@@ -38,6 +39,13 @@ class Dataset:
     classes: tuple[str, ...]
     train: Images
     test: Images
+
+
+def digest_of(images: Images) -> str:
+    """sha256 of the pixels and labels."""
+    found = hashlib.sha256(np.ascontiguousarray(images.pixels).tobytes())
+    found.update(images.labels.astype("<i8").tobytes())
+    return found.hexdigest()
 
 
 def scaled(pixels: np.ndarray) -> Tensor:

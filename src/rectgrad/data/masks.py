@@ -52,7 +52,12 @@ def install(source: str | None = None, watch: fetch.Watch = fetch.unwatched) -> 
     None downloads it."""
     train = cifar10.load().train
     archive = Path(source) if source else fetch.download(ADDRESS, cache() / "CIFAR10_mask.tar", watch=watch)
-    found = matched(read(archive), train)
+    try:
+        found = matched(read(archive), train)
+    except DataUnavailableError:
+        if not source:
+            archive.unlink(missing_ok=True)  # or it would be read again the next time
+        raise
     with files.whole(place()) as part, open(part, "wb") as stream:
         np.savez_compressed(stream, index=found.index, label=found.label, mask=found.mask)
     return place()

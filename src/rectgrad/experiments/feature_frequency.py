@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from rectgrad.experiments.bars import bars
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import spread
 
@@ -92,13 +93,8 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Figure]:
     """Shares of active units with quartiles, and the difference with its interval."""
     page = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = page.subplots(1, 2)
-    for offset, where, colour in ((-0.2, "object", "#3b6fb6"), (0.2, "background", "#c9733a")):
-        quartiles = np.array([found[where]["quartiles"] for found in metrics.values()]).T
-        error = np.stack([quartiles[1] - quartiles[0], quartiles[2] - quartiles[1]])
-        left.bar(np.arange(len(metrics)) + offset, quartiles[1], 0.38, yerr=error, label=where, color=colour)
-    left.set_xticks(range(len(metrics)), list(metrics))
-    left.set_ylabel("share of active units")
-    left.margins(y=0.2)
+    where = {name: [found[name] for found in metrics.values()] for name in ("object", "background")}
+    bars(left, list(metrics), where, "share of active units")
     left.legend(frameon=False, ncols=2)
     for i, found in enumerate(metrics.values()):
         low, high = found["interval"]

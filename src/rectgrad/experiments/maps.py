@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rectgrad import image
 from rectgrad.records import attribute
 
 # The methods of the paper's comparisons, in its order, and Deconv and epsilon-LRP.
@@ -32,22 +33,9 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, batch: int = 100) 
     return torch.cat([attribute(module, rows.to(device), method).sum(1).cpu() for rows in x.split(batch)])
 
 
-def finally_thresholded(maps: Tensor, percentile: float = 95.0) -> Tensor:
-    """Values below the map's own percentile become 0, or the threshold itself where that is negative."""
-    rows = maps.flatten(1)
-    tau = torch.from_numpy(np.percentile(rows.numpy(), percentile, axis=1).astype(np.float32)).unsqueeze(1)
-    return torch.where(rows < tau, tau.clamp(max=0), rows).reshape(maps.shape)
-
-
-def amount(maps: Tensor, where: Tensor) -> Tensor:
-    """Of each map, the absolute attribution at the places that are true."""
-    return (maps.abs() * where).flatten(1).sum(1)
-
-
-def share(maps: Tensor, where: Tensor) -> Tensor:
-    """The same as a part of the map's whole; 0 of an empty map."""
-    total = maps.abs().flatten(1).sum(1)
-    return amount(maps, where) / torch.where(total == 0, 1, total)
+def finally_thresholded(maps: Tensor) -> Tensor:
+    """Each map with the final threshold of the paper's comparisons."""
+    return torch.from_numpy(np.stack([image.final_threshold(each) for each in maps.numpy()]))
 
 
 def spread(values: Tensor | np.ndarray | Sequence[float]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from rectgrad.experiments.bars import bars, both
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, amount, comparison_map, finally_thresholded, share, spread
-from rectgrad.metrics import total_variation
+from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded, spread
+from rectgrad.metrics import outside, total_variation
 
 TITLE = "Attribution outside the object, and total variation (Figure 8)"
 PRESETS = {"quick": {"each": 10, "images": 200}, "paper": {"each": 10, "images": 10_000}}
@@ -34,10 +35,10 @@ def _outside(lab: Lab, method: str) -> dict[str, Any]:
         maps = comparison_map(lab.network, x, method)
         cut = finally_thresholded(maps)
         return {
-            "outside": spread(amount(maps, ~objects)),
-            "outside_share": spread(share(maps, ~objects)),
-            "outside_thresholded": spread(amount(cut, ~objects)),
-            "outside_share_thresholded": spread(share(cut, ~objects)),
+            "outside": spread(outside(maps, objects)),
+            "outside_share": spread(outside(maps, objects, share=True)),
+            "outside_thresholded": spread(outside(cut, objects)),
+            "outside_share_thresholded": spread(outside(cut, objects, share=True)),
             "background": float((~objects).float().mean()),
         }
 
@@ -64,31 +65,9 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Figure]:
     """Bars of shares outside the object and of roughness, with quartiles."""
     page = Figure(figsize=(11, 4.2), layout="constrained")
     axes = page.subplots(1, 2)
-    sides = {
-        "outside_share": "share outside the object",
-        "total_variation": "total variation of maps scaled to 1",
-    }
-    for axis, (key, label) in zip(axes, sides.items(), strict=True):
-        for offset, suffix, colour in ((-0.2, "", "#3b6fb6"), (0.2, "_thresholded", "#c9733a")):
-            quartiles = [metrics[method][key + suffix]["quartiles"] for method in COMPARED]
-            low, median, high = (list(column) for column in zip(*quartiles, strict=True))
-            error = [
-                [m - a for m, a in zip(median, low, strict=True)],
-                [b - m for m, b in zip(median, high, strict=True)],
-            ]
-            named = "with final threshold" if suffix else "as it is"
-            axis.bar(
-                [i + offset for i in range(len(COMPARED))],
-                median,
-                0.38,
-                yerr=error,
-                label=named,
-                color=colour,
-            )
-        axis.set_xticks(
-            range(len(COMPARED)), [m.replace("_", " ") for m in COMPARED], rotation=40, ha="right"
-        )
-        axis.set_ylabel(label)
+    bars(axes[0], COMPARED, both(metrics, COMPARED, "outside_share"), "share outside the object")
+    rough = both(metrics, COMPARED, "total_variation")
+    bars(axes[1], COMPARED, rough, "total variation of maps scaled to 1")
     axes[0].axhline(metrics[COMPARED[0]]["background"], color="grey", linestyle=":", label="area outside")
     axes[0].set_ylim(0, 1.3)
     axes[0].legend(frameon=False, ncols=3)

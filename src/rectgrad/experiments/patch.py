@@ -11,14 +11,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rectgrad import image, training
 from rectgrad.data import Images, scaled
+from rectgrad.experiments.bars import bars, both
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, amount, comparison_map, finally_thresholded, share, spread
+from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded, spread
+from rectgrad.metrics import in_box
 from rectgrad.records import attribute
 
 TITLE = "Attribution on a patch that means nothing (Figures 2 and 5)"
@@ -65,15 +66,14 @@ def _on_patch(lab: Lab, module: nn.Module, x: Tensor, method: str) -> dict[str, 
 
 
 def _measured(module: nn.Module, x: Tensor, method: str) -> dict[str, list[float]]:
-    corner = torch.zeros(x.shape[-2:], dtype=torch.bool)
-    corner[:INNER, :INNER] = True
+    corner = (0, 0, INNER, INNER)
     maps = comparison_map(module, x, method)
     cut = finally_thresholded(maps)
     return {
-        "amount": amount(maps, corner).tolist(),
-        "share": share(maps, corner).tolist(),
-        "amount_thresholded": amount(cut, corner).tolist(),
-        "share_thresholded": share(cut, corner).tolist(),
+        "amount": in_box(maps, corner).tolist(),
+        "share": in_box(maps, corner, share=True).tolist(),
+        "amount_thresholded": in_box(cut, corner).tolist(),
+        "share_thresholded": in_box(cut, corner, share=True).tolist(),
     }
 
 
@@ -85,15 +85,8 @@ def _bars(metrics: dict[str, Any]) -> Figure:
     """The share of attribution on the inner patch: median and quartiles, beside its share of the area."""
     page = Figure(figsize=(8, 4.2), layout="constrained")
     axis = page.subplots()
-    for offset, suffix, colour in ((-0.2, "", "#3b6fb6"), (0.2, "_thresholded", "#c9733a")):
-        quartiles = np.array([metrics[method][f"share{suffix}"]["quartiles"] for method in COMPARED]).T
-        error = np.stack([quartiles[1] - quartiles[0], quartiles[2] - quartiles[1]])
-        label = "with final threshold" if suffix else "as it is"
-        axis.bar(np.arange(len(COMPARED)) + offset, quartiles[1], 0.38, yerr=error, label=label, color=colour)
+    bars(axis, COMPARED, both(metrics, COMPARED, "share"), "share of attribution on the patch")
     axis.axhline((INNER / 32) ** 2, color="grey", linestyle=":", label="its share of the area")
-    axis.set_xticks(range(len(COMPARED)), [m.replace("_", " ") for m in COMPARED], rotation=40, ha="right")
-    axis.set_ylabel("share of attribution on the patch")
-    axis.margins(y=0.2)
     axis.legend(frameon=False, ncols=3)
     return page
 
