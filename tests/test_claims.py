@@ -67,7 +67,7 @@ def images(seed: int) -> torch.Tensor:
 @settings(max_examples=250, deadline=None)
 @given(model=networks, seed=st.integers(0, 2**31))
 def test_guided_backprop_is_rectgrad_at_tau_zero(model, seed):
-    """Claim 1: with tau = 0 and no padding trick, RectGrad = relu(guided * input)."""
+    """Claim 2: with tau = 0 and no padding trick, RectGrad = relu(guided * input)."""
     model.eval()
     x = images(seed)
     guided = rectgrad.attribute(model, x, "guided_backprop", multiply_by_input=True)
@@ -81,7 +81,7 @@ def no_trick(model, x):
 @settings(max_examples=250, deadline=None)
 @given(model=networks, seed=st.integers(0, 2**31))
 def test_deconv_is_rectgrad_at_tau_zero_with_eps(model, seed):
-    """Claim 2: Deconv is the rule with tau = 0 and the test on (a + eps) * R."""
+    """Claim 1: Deconv is the rule with tau = 0 and the test on (a + eps) * R."""
     model.eval()
     x = images(seed).requires_grad_()
     with rectgrad.propagate(dict.fromkeys(ops.RECTIFIERS, rectified(tau=0.0, eps=1e-6))):

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 import rectgrad
-from rectgrad import training
+from rectgrad import data, training
 from rectgrad.data import Dataset, scaled, shapes
 from rectgrad.experiments import EXPERIMENTS, feature_frequency, lab, maps, noise_level, patch
 from rectgrad.experiments.parts import Parts
@@ -22,11 +22,11 @@ SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(100, 1), shapes
 def small(monkeypatch, tmp_path):
     """A small dataset, a short training, few methods."""
     monkeypatch.setenv("RECTGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(lab.DATASETS, "shapes", lambda: SMALL)
+    monkeypatch.setitem(data.DATASETS, "shapes", lambda: SMALL)
     monkeypatch.setitem(lab.EPOCHS, "shapes", 6)
     monkeypatch.setattr(noise_level, "COMPARED", ("saliency", "rectgrad", "guided_backprop"))
     monkeypatch.setattr(noise_level, "CHUNK", 10)
-    monkeypatch.setitem(noise_level.PRESETS, "quick", {"each": 2, "images": 30})
+    monkeypatch.setitem(noise_level.PRESETS, "quick", {"per_class": 2, "images": 30})
     return tmp_path / "results"
 
 
@@ -105,7 +105,7 @@ def test_a_record_says_what_made_it(small):
 def test_noise_level_measures_what_it_says(small):
     record = json.loads(reproduce("noise-level", out=small).read_text())
     work = lab.Lab("noise-level", "shapes", "quick", noise_level.PRESETS["quick"], small)
-    x, objects, images = work.masked(2)
+    x, objects, images = work.masked()
     assert (np.bincount(images.labels) <= 2).all()
     found = rectgrad.attribute(work.network, x, "rectgrad").sum(1)
     outside = [float(m[~o].abs().sum() / m.abs().sum()) for m, o in zip(found, objects, strict=True)]
@@ -127,10 +127,10 @@ def test_the_patch_is_the_same_in_all_pictures_and_nothing_else_changes():
 def test_patch_measures_what_it_says(small, monkeypatch):
     monkeypatch.setattr(patch, "COMPARED", ("saliency", "rectgrad"))
     monkeypatch.setattr(patch, "CHUNK", 7)
-    monkeypatch.setitem(patch.PRESETS, "quick", {"images": 20})
+    monkeypatch.setitem(patch.PRESETS, "quick", {"images": 20, "seeds": 1})
     path = reproduce("patch", out=small)
     metrics = json.loads(path.read_text())["metrics"]
-    work = lab.Lab("patch", "shapes", "quick", {"images": 20}, small)
+    work = lab.Lab("patch", "shapes", "quick", {"images": 20, "seeds": 1}, small)
     module = work.trained("patch", patch.patched)
     x = scaled(patch.patched(SMALL.test).pixels[:20])
     found = rectgrad.attribute(module, x, "saliency").sum(1).abs()
@@ -138,7 +138,7 @@ def test_patch_measures_what_it_says(small, monkeypatch):
     assert metrics["saliency"]["amount"]["mean"] == pytest.approx(float(expected.mean()), rel=1e-4)
     shares = expected / found.sum((1, 2))
     assert metrics["saliency"]["share"]["mean"] == pytest.approx(float(shares.mean()), rel=1e-4)
-    assert set(metrics["accuracy"]) == {"without patch", "with patch"}
+    assert set(metrics["accuracy"]) == {"standard", "patch"}
     assert {p.name for p in path.parent.glob("*.png")} == {"patch.png", "patch-maps.png"}
 
 
@@ -173,7 +173,7 @@ def test_a_difference_is_told_from_none():
 
 
 def test_feature_frequency_runs_on_the_masked_pictures(small):
-    each = feature_frequency.PRESETS["quick"]["each"]
+    each = feature_frequency.PRESETS["quick"]["per_class"]
     record = json.loads(reproduce("feature-frequency", out=small).read_text())
     assert list(record["metrics"]) == ["conv1", "conv2", "conv3", "conv4"]
     for found in record["metrics"].values():
@@ -214,7 +214,7 @@ def test_the_final_threshold_is_the_papers():
     rng = np.random.default_rng(0)
     for shift in (0.0, -5.0):
         values = rng.normal(size=(3, 8, 8)).astype(np.float32) + shift
-        cut = maps.finally_thresholded(torch.from_numpy(values)).numpy()
+        cut = maps.finally_thresholded(torch.from_numpy(values), "saliency").numpy()
         for value, found in zip(values, cut, strict=True):
             tau = np.percentile(value, 95).astype(np.float32)
             assert (found == np.where(value < tau, min(tau, 0), value)).all()

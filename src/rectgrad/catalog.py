@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""The methods by name, and what pictures and tables call them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ METHODS: dict[str, Method] = {
     "epsilon_lrp": EpsilonLRP(),
     "deeplift": DeepLift(),
     "random": RandomMap(),
+}
+
+TITLES = {
+    "rectgrad": "RectGrad",
+    "rectgrad_prr": "RectGrad PRR",
+    "rectgrad_mod": "RectGrad mod",
+    "saliency": "saliency",
+    "gradient_x_input": "gradient x input",
+    "guided_backprop": "guided backprop",
+    "deconv": "deconv",
+    "smoothgrad": "SmoothGrad",
+    "integrated_gradients": "integrated gradients",
+    "epsilon_lrp": "epsilon-LRP",
+    "deeplift": "DeepLIFT",
+    "random": "random",
 }
 
 

@@ -143,13 +143,21 @@ def load_json(path: Path) -> Any:
 
 def sample_photo() -> Path:
     """The built-in photo: the cat that comes with scikit-image."""
+    return sample_photos()[0].path
+
+
+def sample_photos() -> list[Source]:
+    """The built-in photos: a cat, a cup of coffee, an astronaut, a rocket; they come with scikit-image."""
     import importlib.util
 
     spec = importlib.util.find_spec("skimage")
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(place, "data", "chelsea.png")
-        if path.exists():
-            return path
+        found = [Path(place, "data", name) for name in _SAMPLES]
+        if any(path.exists() for path in found):
+            return [Source(path, path.stem) for path in found if path.exists()]
     raise ValueError(
-        "the sample photo comes with scikit-image: pip install 'rectgrad[imagenet]', or name a photo"
+        "the sample photos come with scikit-image: pip install 'rectgrad[imagenet]', or name a photo"
     )
+
+
+_SAMPLES = ("chelsea.png", "coffee.png", "astronaut.png", "rocket.jpg")

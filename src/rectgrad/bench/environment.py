@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import os
 import platform
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,3 +60,15 @@ def kernels() -> dict[str, str]:
         return importlib.import_module("rectgrad.kernels").in_use()
     except (ImportError, AttributeError):
         return {}
+
+
+@functools.cache
+def commit() -> str | None:
+    """Of the source that runs, where it lies in a repository; "+" where it differs from it."""
+    here = Path(__file__).parent
+    asked = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(asked, cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -12,6 +12,7 @@ import typer
 from PIL import Image
 
 from rectgrad import files, image
+from rectgrad.catalog import TITLES
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.files import Source
@@ -21,22 +22,15 @@ from rectgrad.metrics import gini
 compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 LABELS = ["as it is", "final threshold"]
-TITLES = {
-    "saliency": "saliency",
-    "gradient_x_input": "gradient x input",
-    "guided_backprop": "guided backprop",
-    "smoothgrad": "SmoothGrad",
-    "integrated_gradients": "integrated gradients",
-    "epsilon_lrp": "epsilon-LRP",
-    "deeplift": "DeepLIFT",
-    "rectgrad": "RectGrad",
-}
+SHOWN = (
+    "saliency,gradient_x_input,guided_backprop,smoothgrad,integrated_gradients,epsilon_lrp,deeplift,rectgrad"
+)
 
 
 @compare_app.command("compare")
 def compare(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = ",".join(TITLES),
+    methods: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = SHOWN,
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
@@ -114,7 +108,7 @@ def compared(
 def _panels(planes: dict[str, Any], dark: bool) -> list[image.Panel]:
     scheme = "signed_dark" if dark else "signed"
     return [
-        image.Panel(image.colour(plane, scheme), TITLES.get(name, name), f"Gini {_sparsity(plane):.2f}")
+        image.Panel(image.colour(plane, scheme), TITLES[name], f"Gini {_sparsity(plane):.2f}")
         for name, plane in planes.items()
     ]
 

@@ -10,6 +10,8 @@ import typer
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.experiments import EXPERIMENTS
+from rectgrad.experiments.report import report
+from rectgrad.experiments.reproduce import experiment
 from rectgrad.experiments.reproduce import reproduce as run
 
 reproduce_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -17,16 +19,35 @@ reproduce_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @reproduce_app.command("reproduce")
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="ID", help=f"{', '.join(EXPERIMENTS)}, or all.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help=f"{', '.join(EXPERIMENTS)}, all, or report.")],
     dataset: Annotated[str, typer.Option(help="cifar10 or shapes.")] = "shapes",
     preset: Annotated[str, typer.Option(help="quick, or paper: its numbers of images and trials.")] = "quick",
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of photos, where photos are shown; none: scikit-image's.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="That looks at photos: efficientnet_lite0, or the paper's inception_v4."),
+    ] = None,
     device: shared.Device = "auto",
     seed: Annotated[int, typer.Option(help="Of the network's first weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of records and figures.")] = Path("results"),
 ) -> None:
     """An experiment of the paper: a record (JSON) and figures. Stopped and started again, it goes on.
 
+    `report` turns all records of the folder into one page, OUT/report.html.
+
     Example: rectgrad reproduce noise-level --dataset shapes --preset quick
     """
+    if name == "report":
+        print(report(out))
+        return
+    if name != "all" and (images or model) and not getattr(experiment(name), "PHOTOS", False):
+        raise ValueError(f"{name} shows no photos: --images and --model are for {', '.join(_with_photos())}")
     for each in EXPERIMENTS if name == "all" else (name,):
-        print(run(each, dataset, preset, out, shared.device_of(device), seed, progress), flush=True)
+        place = shared.device_of(device)
+        print(run(each, dataset, preset, out, place, seed, progress, model, images), flush=True)
+
+
+def _with_photos() -> list[str]:
+    return [name for name in EXPERIMENTS if getattr(experiment(name), "PHOTOS", False)]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import safetensors.torch
 import typer
 
-from rectgrad import files, training
+from rectgrad import training
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
-from rectgrad.data import Dataset, cifar10, shapes
+from rectgrad.data import DATASETS
+from rectgrad.experiments.network import train as run
 
 train_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-DATASETS: dict[str, Callable[[], Dataset]] = {"cifar10": cifar10.load, "shapes": shapes.load}
 
 
 @train_app.command("train")
@@ -25,24 +22,19 @@ def train(
     dataset: Annotated[str, typer.Option(help=", ".join(DATASETS))] = "cifar10",
     epochs: Annotated[int, typer.Option(help="Times over the data.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the first weights.")] = 0,
+    patch: Annotated[bool, typer.Option("--patch", help="A patch of noise over every picture.")] = False,
+    half: Annotated[bool, typer.Option("--half", help="Weights of 16 bits: half the file.")] = False,
     device: shared.Device = "auto",
     out: Annotated[Path, typer.Option(help="Weights, as safetensors.")] = Path("cifar10_cnn.safetensors"),
-    as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
 ) -> None:
     """Train the paper's CNN. Stopped and started again, it goes on after the last finished epoch.
 
+    Beside the weights lies the record of how they were made, with .json in place of .safetensors.
+
     Example: rectgrad train --dataset shapes --epochs 5 --out shapes.safetensors
     """
-    if dataset not in DATASETS:
-        raise ValueError(f"unknown dataset {dataset!r}; there are {', '.join(DATASETS)}")
     plan = training.Plan(epochs=epochs, seed=seed, device=shared.device_of(device))
-    data = DATASETS[dataset]()
-    checkpoint = out.with_name(f"{out.stem}-{dataset}.checkpoint.safetensors")
-    run = training.train(data.train, plan, checkpoint=checkpoint, watch=progress)
-    correct = training.accuracy(run.module, data.test)
-    state = {name: value.cpu().contiguous() for name, value in run.module.state_dict().items()}
-    with files.whole(out) as part:
-        safetensors.torch.save_file(state, part)
-    checkpoint.unlink(missing_ok=True)
-    outcome = {"weights": str(out), "dataset": dataset, "test_accuracy": correct, "losses": run.losses}
-    print(json.dumps(outcome) if as_json else f"{out}: {correct:.1%} of the test pictures right")
+    record = run(dataset, plan, out, patch, half, progress)
+    correct = f"{record['test_accuracy']:.1%} of the test pictures right"
+    print(json.dumps(record) if as_json else f"{out}: {correct}")

@@ -1,8 +1,8 @@
-"""The maps that experiments compare, and what is measured on them. All in the units of their method."""
+"""The maps that experiments compare. All in the units of their method."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad import image
+from rectgrad.catalog import METHODS
+from rectgrad.methods import Method, RectGrad
 from rectgrad.records import attribute
 
 # The methods of the paper's comparisons, in its order, and Deconv and epsilon-LRP.
@@ -27,24 +29,27 @@ COMPARED = (
 )
 
 
-def comparison_map(module: nn.Module, x: Tensor, method: str, batch: int = 100) -> Tensor:
+def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | None = None) -> Tensor:
     """(N, H, W): the map for the largest logit, summed over colours; of RectGrad, its positive parts."""
     device = next(module.parameters()).device
-    return torch.cat([attribute(module, rows.to(device), method).sum(1).cpu() for rows in x.split(batch)])
+    batch = 1000 if device.type == "cuda" else 100
+    targets: Any = [None] * len(x) if target is None else target.split(batch)
+    return torch.cat(
+        [
+            attribute(module, rows.to(device), method, wanted).sum(1).cpu()
+            for rows, wanted in zip(x.split(batch), targets, strict=False)
+        ]
+    )
 
 
-def finally_thresholded(maps: Tensor) -> Tensor:
-    """Each map with the final threshold of the paper's comparisons."""
+def finally_thresholded(maps: Tensor, method: str) -> Tensor:
+    """Each map with the final threshold of the paper's comparisons, which RectGrad goes without."""
+    if method.startswith("rectgrad"):
+        return maps
     return torch.from_numpy(np.stack([image.final_threshold(each) for each in maps.numpy()]))
 
 
-def spread(values: Tensor | np.ndarray | Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation, quartiles and number of one value a picture."""
-    found = np.asarray(values, dtype=np.float64)
-    low, median, high = np.percentile(found, (25, 50, 75))
-    return {
-        "mean": float(found.mean()),
-        "std": float(found.std(ddof=1)) if len(found) > 1 else 0.0,
-        "quartiles": [float(low), float(median), float(high)],
-        "n": len(found),
-    }
+def shown(name: str) -> Method:
+    """A method as the paper draws it: RectGrad keeps its negative values."""
+    method = METHODS[name]
+    return replace(method, positive_only=False) if isinstance(method, RectGrad) else method

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import subprocess
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from PIL import Image
+
 from rectgrad import files
-from rectgrad.bench.environment import environment
+from rectgrad.bench.environment import commit, environment
+from rectgrad.data import DATASETS
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.experiments import EXPERIMENTS
-from rectgrad.experiments.lab import DATASETS, Lab
+from rectgrad.experiments.lab import Lab
+from rectgrad.training import repeatable
 
 
 def experiment(name: str) -> ModuleType:
@@ -31,58 +33,74 @@ def reproduce(
     device: str = "cpu",
     seed: int = 0,
     watch: Watch = unwatched,
+    model: str | None = None,
+    images: Path | None = None,
+    figures: bool = True,
 ) -> Path:
-    """The record of an experiment: made now, gone on with, or as it is where it is finished."""
+    """The record of an experiment: made now, gone on with, or as it is where it is finished.
+
+    model, images: for the experiments that show photos. figures: False leaves them to a later call, which
+    draws what is missing and computes nothing again.
+    """
     module = experiment(name)
     if dataset not in DATASETS:
         raise ValueError(f"unknown dataset {dataset!r}; there are {', '.join(DATASETS)}")
     if preset not in module.PRESETS:
         raise ValueError(f"unknown preset {preset!r}; there are {', '.join(module.PRESETS)}")
     folder = out / dataset
-    lab = Lab(name, dataset, preset, module.PRESETS[preset], folder, device, seed, watch)
+    photos = getattr(module, "PHOTOS", False)
+    lab = Lab(name, dataset, preset, module.PRESETS[preset], folder, device, seed, watch, photos)
+    if photos:
+        lab.model, lab.images = model, images
     path = folder / f"{name}.json"
-    if _finished(path, lab):
-        return path
-    started = time.monotonic()
-    metrics = module.run(lab)
-    pictures = [_saved(lab, key, page) for key, page in module.draw(lab, metrics).items()]
-    record = {
-        "experiment": name,
-        "title": module.TITLE,
-        "dataset": dataset,
-        "preset": preset,
-        "settings": lab.settings(),
-        "seed": seed,
-        "environment": environment(device),
-        "commit": commit(),
-        "seconds": round(time.monotonic() - started, 1),  # of the last start
-        "figures": pictures,
-        "metrics": metrics,
-    }
+    with repeatable():
+        record = _known(path, lab) or _made(module, lab)
+        if figures and not _drawn(folder, record):
+            record["figures"] = [
+                _saved(lab, key, page) for key, page in module.draw(lab, record["metrics"]).items()
+            ]
+            record["notes"] = list(dict.fromkeys([*record["notes"], *lab.notes]))
     files.save_json(record, path)
     lab.parts.clear()
     return path
 
 
-def _finished(path: Path, lab: Lab) -> bool:
-    known: dict[str, Any] = files.load_json(path) or {}
-    there = all((path.parent / name).exists() for name in known.get("figures", ()))
-    return bool(known) and known.get("settings") == lab.settings() and there
+def _made(module: ModuleType, lab: Lab) -> dict[str, Any]:
+    started = time.monotonic()
+    metrics = module.run(lab)
+    return {
+        "experiment": lab.experiment,
+        "title": module.TITLE,
+        "dataset": lab.dataset_name,
+        "preset": lab.preset,
+        "settings": lab.settings(),
+        "seed": lab.seed,
+        "environment": environment(lab.device),
+        "commit": commit(),
+        "seconds": round(time.monotonic() - started, 1),  # of the last start
+        "notes": lab.notes,
+        "figures": None,
+        "metrics": metrics,
+    }
+
+
+def _known(path: Path, lab: Lab) -> dict[str, Any] | None:
+    """The record of these settings, where there is one."""
+    found: dict[str, Any] = files.load_json(path) or {}
+    return found if found.get("settings") == lab.settings() else None
+
+
+def _drawn(folder: Path, record: dict[str, Any]) -> bool:
+    names = record["figures"]
+    return names is not None and all((folder / name).exists() for name in names)
 
 
 def _saved(lab: Lab, key: str, page: Any) -> str:
+    """key: "" for the experiment's first figure."""
     name = f"{lab.experiment}-{key}.png" if key else f"{lab.experiment}.png"
     with files.whole(lab.out / name) as part:
-        page.savefig(part, format="png", dpi=110)
+        if isinstance(page, Image.Image):
+            page.quantize(256).save(part, format="PNG", optimize=True)
+        else:
+            page.savefig(part, format="png", dpi=110)
     return name
-
-
-@functools.cache
-def commit() -> str | None:
-    """Of the source that runs, where it lies in a repository."""
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() or None

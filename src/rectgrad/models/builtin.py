@@ -15,8 +15,6 @@ from rectgrad.models.packages import asking, imported
 
 INSTALL = "pip install 'rectgrad[imagenet]'"
 INCEPTION = "timm/inception_v4.tf_in1k", "model.safetensors"
-CIFAR = Path(__file__).with_name("cifar10_cnn.safetensors")
-
 
 HALF = (0.5, 0.5, 0.5)  # of mean and std: pixels scaled to -1..1
 
@@ -66,6 +64,8 @@ def _inception_file(name: str) -> Path:
 
 
 def _cifar_file(name: str) -> Path:
-    if not CIFAR.exists():
+    """The weights that come with the package, as `name`.safetensors beside this file."""
+    path = Path(__file__).with_name(f"{name}.safetensors")
+    if not path.exists():
         raise ModelUnavailableError(f"{name} comes without weights: give a file of them with weights=FILE")
-    return CIFAR
+    return path

@@ -34,7 +34,16 @@ MODELS: dict[str, Source] = {
         builtin.inception_v4,
     ),
     "cifar10_cnn": Source(
-        "the paper's CNN on CIFAR-10: 10 classes, 32×32 pixels", "weights=FILE", None, builtin.cifar10_cnn
+        "the paper's CNN on CIFAR-10: 10 classes, 32×32 pixels",
+        "comes with rectgrad",
+        None,
+        builtin.cifar10_cnn,
+    ),
+    "cifar10_cnn_patch": Source(
+        "the same, trained on pictures with a patch of noise over their upper left corner",
+        "comes with rectgrad",
+        None,
+        builtin.cifar10_cnn,
     ),
     "timm:NAME": Source("any classifier of timm", "pip install 'rectgrad[timm]'", "timm", hubs.timm),
     "torchvision:NAME": Source(

@@ -41,7 +41,7 @@ def rectified(
     """R where the unit's score exceeds tau, strictly; 0 elsewhere. What passes is R itself.
 
     tau is the q-th percentile of the scores of the sample's layer, or a constant. `eps` is added to the
-    activation: with tau = 0 and a small eps the rule is Deconv (claim 2 of the paper).
+    activation: with tau = 0 and a small eps the rule is Deconv (claim 1 of the paper).
     """
 
     def rectified(op: Op, R: Tensor) -> Tensor:

@@ -1,0 +1,115 @@
+"""Appendix A.1: what the convolutions let through, next to the saliency map, for pictures whose map is noisy.
+
+Shown are the pictures with masks whose saliency lies most outside the object; feature maps are scaled each
+to its own largest value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from rectgrad import image
+from rectgrad.data import Images
+from rectgrad.experiments.findings import Finding, Table, number
+from rectgrad.experiments.lab import Lab
+from rectgrad.experiments.maps import comparison_map
+from rectgrad.experiments.units import LAYERS, activations, resized
+from rectgrad.metrics import outside
+
+TITLE = "Feature maps beside noisy saliency maps (Appendix A.1)"
+PRESETS = {"quick": {"per_class": 10, "shown": 3}, "paper": {"per_class": 10, "shown": 5}}
+PAPER = "Filters retain or drop features on the object and on the background alike."
+CAPTIONS = {
+    "": "The pictures with the noisiest saliency maps, their maps, and every feature map of the four "
+    "convolutions (dark: active, each map scaled by itself). See that many feature maps are dark over the "
+    "background as well as over the object."
+}
+TILE, GAP = 32, 2
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    return lab.parts.part("all", lambda: _measured(lab))
+
+
+def _measured(lab: Lab) -> dict[str, Any]:
+    x, objects, images = lab.masked()
+    beside = outside(comparison_map(lab.network, x, "saliency"), objects, share=True)
+    rows = beside.argsort(descending=True)[: lab.numbers["shown"]]
+    active = activations(lab.network, x[rows].to(lab.device))
+    return {
+        str(int(row)): {
+            "class": lab.dataset.classes[int(images.labels[row])],
+            "saliency_outside_share": float(beside[row]),
+            "active": {name: _shares(y[i], objects[row]) for name, y in active.items()},
+        }
+        for i, row in enumerate(rows)
+    }
+
+
+def _shares(activation: Tensor, where: Tensor) -> dict[str, float]:
+    """Share of active units on the object and on the background."""
+    on_object = resized(where.unsqueeze(0), activation.shape[-1])[0]
+    active = (activation > 0).float().mean(0)
+    places = {"object": active[on_object], "background": active[~on_object]}
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in places.items()}
+
+
+def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
+    x, _, images = lab.masked()
+    rows = np.array([int(row) for row in metrics])
+    active = activations(lab.network, x[rows].to(lab.device))
+    maps = comparison_map(lab.network, x[rows], "saliency")
+    found = [
+        [
+            *_first(images.rows(rows), maps, i, lab.dataset.classes),
+            *(image.Panel(mosaic(y[i]), name if i == 0 else "") for name, y in active.items()),
+        ]
+        for i in range(len(rows))
+    ]
+    return {"": image.sheet(found, cell=4 * (TILE + GAP) - GAP)}
+
+
+def _first(images: Images, maps: Tensor, i: int, classes: tuple[str, ...]) -> list[image.Panel]:
+    picture = Image.fromarray(images.pixels[i])
+    said = classes[int(images.labels[i])]
+    return [image.Panel(picture, said), image.Panel(image.colour(maps[i].numpy(), "signed"), "saliency")]
+
+
+def mosaic(activation: Tensor) -> Image.Image:
+    """The feature maps of one picture, four in a column, each scaled by itself."""
+    channels = activation / activation.amax((1, 2), keepdim=True).clamp(min=1e-12)
+    columns = len(channels) // 4
+    page = Image.new("RGB", (columns * (TILE + GAP) - GAP, 4 * (TILE + GAP) - GAP), "#9a9ca6")
+    for k, plane in enumerate(channels):
+        grey = Image.fromarray((255 * (1 - plane.numpy())).round().astype(np.uint8))
+        page.paste(
+            image.upsample(grey, (TILE, TILE)), ((k % columns) * (TILE + GAP), (k // columns) * (TILE + GAP))
+        )
+    return page
+
+
+def tables(metrics: dict[str, Any]) -> list[Table]:
+    head = ["picture", "saliency outside the object", *(f"{name}: object / background" for name in LAYERS)]
+    rows = [
+        [found["class"], number(found["saliency_outside_share"])]
+        + [f"{number(a['object'])} / {number(a['background'])}" for a in found["active"].values()]
+        for found in metrics.values()
+    ]
+    return [Table(head, rows, "Share of active units. feature-frequency measures this over all pictures.")]
+
+
+def findings(metrics: dict[str, Any]) -> list[Finding]:
+    shares = [a for found in metrics.values() for a in found["active"].values()]
+    least = min(a["background"] for a in shares)
+    return [
+        Finding(
+            "Units are active on the background of these pictures too, in every convolution.",
+            least > 0,
+            f"at least {number(least)} of a layer's background units are active; chosen pictures show, they "
+            "do not prove: see feature-frequency",
+        )
+    ]

@@ -1,0 +1,162 @@
+"""Figure 3: units on the object and units on the background, switched off one after the other.
+
+For each convolution and each picture with a known mask, the units (a channel at a place) on the object, or on
+the background, are set to zero in random order, from none to all. Logits are averaged over trials; then the
+margin is the logit of the class minus the best other one, and its mean is taken over the pictures.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from rectgrad.experiments.boxes import COLOURS
+from rectgrad.experiments.findings import Finding, Table, mean, number
+from rectgrad.experiments.lab import Lab
+from rectgrad.experiments.statistics import spread
+from rectgrad.experiments.units import LAYERS, resized
+
+TITLE = "Switching off units on the object and on the background (Figure 3)"
+PRESETS = {
+    "quick": {"per_class": 5, "steps": 20, "trials": 5},
+    "paper": {"per_class": 10, "steps": 100, "trials": 50},
+}
+PAPER = "Switching off units on the object has a much larger impact on the decision."
+CAPTIONS = {
+    "": "Margin of the class (its logit minus the best other logit; below the dotted line the decision is "
+    "another) while units are switched off in random order; a panel for each convolution. Bands are 95 % "
+    "intervals over pictures. The orange curve should fall far below the blue one where the object's units "
+    "carry the decision. Object and background do not have the same number of units: the x-axis is a share."
+}
+PLACES = ("object", "background")
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    metrics: dict[str, Any] = {name: {} for name in LAYERS}
+    with lab.watch(len(LAYERS) * len(PLACES), "feature-occlusion") as advance:
+        for name in LAYERS:
+            for place in PLACES:
+                make = partial(_curve, lab, name, place)
+                metrics[name][place] = lab.parts.part(f"{name} {place}", make)
+                advance()
+    return metrics
+
+
+def _curve(lab: Lab, name: str, place: str) -> dict[str, Any]:
+    x, objects, images = lab.masked()
+    steps, trials = lab.numbers["steps"], lab.numbers["trials"]
+    labels = torch.from_numpy(images.labels)
+    total, each_trial = torch.zeros(steps + 1, len(x), 10), []
+    for trial in range(trials):
+        logits = occluded_logits(lab.network, x.to(lab.device), objects, name, place, steps, trial)
+        each_trial.append(margins(logits, labels).mean(1))
+        total += logits
+    found = margins(total / trials, labels)
+    error = 1.96 * found.std(1) / len(x) ** 0.5
+    return {
+        "switched_off": [k / steps for k in range(steps + 1)],
+        "margin": found.mean(1).tolist(),
+        "low": (found.mean(1) - error).tolist(),
+        "high": (found.mean(1) + error).tolist(),
+        "std_over_trials": torch.stack(each_trial).std(0).tolist() if trials > 1 else None,
+        "drop": spread(found[0] - found[-1]),
+        "units": int(_region(objects, name, place).sum()) * _channels(name) // len(x),
+        "trials": trials,
+        "n": len(x),
+    }
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """(..., N, classes) -> (..., N): the logit of the class minus the largest of the others."""
+    index = labels.expand(logits.shape[:-1]).unsqueeze(-1)
+    others = logits.scatter(-1, index, -torch.inf).amax(-1)
+    return logits.gather(-1, index).squeeze(-1) - others
+
+
+def _region(objects: Tensor, name: str, place: str) -> Tensor:
+    """Where units are switched off: (N, 1, side, side) at the layer's resolution."""
+    on_object = resized(objects, 32 if name in ("conv1", "conv2") else 16)
+    return (on_object if place == "object" else ~on_object).unsqueeze(1)
+
+
+def _channels(name: str) -> int:
+    return 32 if name in ("conv1", "conv2") else 64
+
+
+@torch.no_grad()
+def occluded_logits(
+    module: nn.Module, x: Tensor, objects: Tensor, name: str, place: str, steps: int, trial: int
+) -> Tensor:
+    """(steps + 1, N, classes): logits with 0 to all of a region's units off, in the trial's order."""
+    region = _region(objects, name, place).expand(-1, _channels(name), -1, -1)
+    keys = torch.rand(region.shape, generator=torch.Generator().manual_seed(trial))
+    keys = keys.masked_fill(~region, 2.0).to(x.device)  # 2: never switched off
+    ordered, counts = keys.flatten(1).sort(1).values, region.flatten(1).sum(1).to(x.device)
+    relu, found = getattr(module, LAYERS[name]), []
+    for k in range(steps + 1):
+        n = (counts * k // steps).clamp(max=ordered.shape[1] - 1)
+        # the n smallest keys are those below the one at index n
+        bound = torch.where(n < counts, ordered.gather(1, n.unsqueeze(1)).squeeze(1), 2.0)
+        off = keys < bound.view(-1, 1, 1, 1)
+        hook = relu.register_forward_hook(lambda _, __, y, off=off: y.masked_fill(off, 0.0))
+        try:
+            found.append(module(x).cpu())
+        finally:
+            hook.remove()
+    return torch.stack(found)
+
+
+def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
+    page = Figure(figsize=(12, 3.4), layout="constrained")
+    for axis, (name, places) in zip(page.subplots(1, 4, sharey=True), metrics.items(), strict=True):
+        for place, colour in zip(PLACES, COLOURS[::-1], strict=True):
+            found = places[place]
+            axis.plot(found["switched_off"], found["margin"], color=colour, label=place)
+            axis.fill_between(found["switched_off"], found["low"], found["high"], color=colour, alpha=0.2)
+        axis.axhline(0, color="grey", linestyle=":")
+        axis.set_title(name)
+        axis.set_xlabel("share of units switched off")
+        axis.spines[["top", "right"]].set_visible(False)
+    page.axes[0].set_ylabel("margin of the class")
+    page.axes[0].legend(frameon=False)
+    return {"": page}
+
+
+def tables(metrics: dict[str, Any]) -> list[Table]:
+    head = ["layer", "units switched off", "number a picture", "margin before", "margin after", "drop"]
+    rows = [
+        [name, place, str(f["units"]), number(f["margin"][0]), number(f["margin"][-1]), mean(f["drop"])]
+        for name, places in metrics.items()
+        for place, f in places.items()
+    ]
+    return [Table(head, rows, "After: all units of the region off. Drop with its 95 % interval.")]
+
+
+def findings(metrics: dict[str, Any]) -> list[Finding]:
+    return [
+        Finding(
+            f"In {name}, units on the object matter more than those on the background.",
+            _more(found["object"], found["background"]),
+            f"margin falls by {mean(found['object']['drop'])} against {mean(found['background']['drop'])}; "
+            f"half of them off: by {number(_half(found['object']))} against "
+            f"{number(_half(found['background']))}",
+        )
+        for name, found in metrics.items()
+    ]
+
+
+def _half(found: dict[str, Any]) -> float:
+    return found["margin"][0] - found["margin"][len(found["margin"]) // 2]
+
+
+def _more(on_object: dict[str, Any], background: dict[str, Any]) -> bool | None:
+    """By the intervals of the drops: apart, or the numbers do not tell."""
+    one, other = on_object["drop"], background["drop"]
+    gap = 1.96 * np.hypot(one["std"], other["std"]) / one["n"] ** 0.5
+    by = one["mean"] - other["mean"]
+    return None if abs(by) < gap else bool(by > 0)

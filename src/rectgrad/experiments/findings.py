@@ -1,0 +1,69 @@
+"""What the report says of an experiment: tables, and which of the paper's findings the numbers carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rectgrad.catalog import TITLES
+
+Metrics = dict[str, Any]
+
+
+class Finding(NamedTuple):
+    """A sentence of the paper (or of later ones), whether the numbers carry it, and the numbers.
+
+    holds: None where they do not tell.
+    """
+
+    claim: str
+    holds: bool | None
+    because: str
+
+
+class Table(NamedTuple):
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def number(value: float) -> str:
+    """Three digits, as short as they can be said; one for what is next to nothing."""
+    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1g}"
+
+
+def mean(found: Mapping[str, Any]) -> str:
+    """A mean with its 95 % interval, or with its standard deviation where there are few values."""
+    if not found["n"]:
+        return "not defined"
+    if "interval" not in found:
+        return f"{number(found['mean'])} ± {number(found['std'])}"
+    low, high = found["interval"]
+    return f"{number(found['mean'])} [{number(low)}, {number(high)}]"
+
+
+def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> Table:
+    """A row for each method. columns: the key of a spread -> what the column is called."""
+    names = [name for name in metrics if name in TITLES]
+    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in columns)] for name in names]
+    return Table(["method", *columns.values()], rows, note)
+
+
+def order(metrics: Metrics, key: str, first: int = 4) -> str:
+    """The methods with the lowest mean of a measure, in words."""
+    names = sorted((n for n in metrics if n in TITLES), key=lambda n: metrics[n][key]["mean"])
+    return ", ".join(f"{TITLES[n]} {number(metrics[n][key]['mean'])}" for n in names[:first])
+
+
+def below(metrics: Metrics, key: str, method: str) -> bool | None:
+    """Whether RectGrad's mean of a measure is below a method's; None where the 95 % interval of the paired
+    difference holds zero."""
+    low, high = metrics[method]["above"][key].get("interval", (-1.0, 1.0))
+    return None if low <= 0 <= high else low > 0
+
+
+def below_all(metrics: Metrics, key: str, but: Sequence[str] = ()) -> bool | None:
+    """Whether RectGrad's mean of a measure is below that of all other methods."""
+    others = [name for name in metrics if name in TITLES and name not in ("rectgrad", *but)]
+    answers = [below(metrics, key, name) for name in others]
+    return False if False in answers else (None if None in answers else True)

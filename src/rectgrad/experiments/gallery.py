@@ -1,0 +1,57 @@
+"""Photos and the network that looks at them, for the experiments that show photos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rectgrad import files, photos
+from rectgrad.models import ImageModel, load
+
+MODEL = "efficientnet_lite0"
+PAPERS = "inception_v4"
+
+
+class Gallery(NamedTuple):
+    """Photos as the network sees them, and what it says they are."""
+
+    model: ImageModel
+    names: list[str]
+    crops: list[Image.Image]
+    x: Tensor
+    found: Tensor  # the class of the largest logit of each
+
+    def labels(self) -> list[str]:
+        return [self.model.label(int(c)) for c in self.found]
+
+
+def gallery(model: str, images: Path | None, device: str) -> Gallery:
+    """The user's photos, or those that come with scikit-image."""
+    network = load(model)
+    network.module.to(device).requires_grad_(False)
+    found = files.sources([str(images)]) if images else files.sample_photos()
+    crops = [network.crop(photos.read(source.path)) for source in found]
+    x = torch.stack([network.prepare(crop) for crop in crops])
+    return Gallery(network, [source.name for source in found], crops, x, _answers(network, x, device))
+
+
+@torch.no_grad()
+def _answers(network: ImageModel, x: Tensor, device: str) -> Tensor:
+    scores = [network.module(rows.to(device)) for rows in x.split(8)]
+    return torch.cat([getattr(s, "logits", s).argmax(1).cpu() for s in scores])
+
+
+def pairs(labels: Sequence[int]) -> list[tuple[int, int]]:
+    """The first two pictures of each class that has two."""
+    first: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
+    for i, label in enumerate(labels):
+        if label in first and label not in found:
+            found[label] = (first[label], i)
+        first.setdefault(label, i)
+    return [found[label] for label in sorted(found)]

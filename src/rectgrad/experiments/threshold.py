@@ -1,0 +1,230 @@
+"""Figure 4: what the percentile q does. Maps on photos, and as curves over q: sparsity, overlap with q = 98,
+and for each layer tau and the share of scores that are exactly zero.
+
+The overlap of two maps is the sum over pixels of the smaller of their shares of attribution: 1 for the same
+map, 0 for maps on different pixels. tau is given as a share of the layer's largest score, so that layers
+compare. The paper only speculates that tau is near 0 from q = 20 to 80.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from rectgrad import image, ops
+from rectgrad.experiments import sheets
+from rectgrad.experiments.findings import Finding, Table, number
+from rectgrad.experiments.lab import Lab
+from rectgrad.experiments.statistics import spread
+from rectgrad.methods import RectGrad
+from rectgrad.metrics import gini, zero_share
+from rectgrad.op import Op, Rule, Rules
+from rectgrad.records import attribute, layer_attributions
+from rectgrad.rules.rectified import score
+from rectgrad.threshold import percentile
+
+TITLE = "The threshold's percentile (Figure 4)"
+PHOTOS = True
+LEVELS = [0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 95, 98, 99]
+PRESETS = {"quick": {"images": 50, "q": LEVELS}, "paper": {"images": 1000, "q": LEVELS}}
+PAPER = (
+    "Incomprehensible maps at q = 0, hardly a change from 20 to 80, sparse beyond; the authors speculate "
+    "that tau is close to 0 from 20 to 80, because most activations are zero."
+)
+CAPTIONS = {
+    "": "Over q, mean over pictures: how sparse maps are (left) and how much they overlap with the map at "
+    "q = 98 (second), for the CNN on the dataset and for the network of the photos; then, for the CNN's "
+    "layers, tau as a share of the layer's largest score, and the share of scores that are exactly zero. A "
+    "flat stretch is where q does not matter; tau is zero where its curve lies on the dotted line.",
+    "photos": "RectGrad on photos: tau = 0 (guided backprop times input), then rising q. See where the "
+    "picture stops changing and where only parts of the object are left.",
+    "pictures": "The same on pictures of the dataset.",
+}
+SHOWN = (0, 10, 20, 80, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Watching(RectGrad):
+    """RectGrad that notes, at each rectifier, tau and how many scores are zero."""
+
+    seen: Any = None  # a list, filled from the output to the input
+
+    def rules(self) -> Rules:
+        return {f: self._noting(r) if f in ops.RECTIFIERS else r for f, r in super().rules().items()}
+
+    def _noting(self, rule: Rule) -> Rule:
+        @functools.wraps(rule)
+        def noting(op: Op, R: Tensor) -> Any:
+            rows = score(op, R).reshape(op.batch, -1)
+            largest = rows.amax(1).clamp(min=1e-30)
+            self.seen.append(
+                ((percentile(rows, self.q) / largest).cpu(), (rows == 0).float().mean(1).cpu(), rows.shape[1])
+            )
+            return rule(op, R)
+
+        return noting
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    x, _ = lab.test()
+    metrics = {"cnn": _curves(lab, "cnn", lab.network, x, lab.numbers["q"])}
+    if lab.gallery:
+        module = lab.gallery.model.module
+        metrics["photos"] = _curves(lab, "photos", module, lab.gallery.x, lab.numbers["q"])
+    return metrics
+
+
+def _curves(lab: Lab, what: str, module: nn.Module, x: Tensor, levels: list[float]) -> dict[str, Any]:
+    found = []
+    with lab.watch(len(levels), f"threshold, {what}") as advance:
+        for q in levels:
+            found.append(lab.parts.part(f"{what} {q}", partial(_measured, module, x, q)))
+            advance()
+    names = lab.parts.part(f"{what} layers", partial(_layers, module, x))
+    about = {key: [each[key] for each in found] for key in ("gini", "zero_share", "overlap")}
+    layers = {
+        f"{i + 1} {name}": {
+            "tau": [each["tau"][i] for each in found],
+            "zeros": [each["zeros"][i] for each in found],
+            "units": found[0]["units"][i],
+        }
+        for i, name in enumerate(names)
+    }
+    return {"q": levels, **about, "layers": layers, "n": len(x)}
+
+
+def _layers(module: nn.Module, x: Tensor) -> list[str]:
+    device = next(module.parameters()).device
+    return [name for name, _ in layer_attributions(module, x[:1].to(device), "rectgrad")]
+
+
+def _measured(module: nn.Module, x: Tensor, q: float, batch: int = 50) -> dict[str, Any]:
+    device = next(module.parameters()).device
+    maps, usual = [], []
+    seen: list[list[Any]] = []
+    for rows in x.split(batch):
+        seen.append([])
+        rows = rows.to(device)
+        maps.append(attribute(module, rows, Watching(q=q, seen=seen[-1])).sum(1).cpu())
+        usual.append(attribute(module, rows, "rectgrad").sum(1).cpu())
+    found = torch.cat(maps)
+    layers = list(zip(*seen, strict=True))
+    return {
+        "gini": spread(gini(found)),
+        "zero_share": spread(zero_share(found)),
+        "overlap": spread(overlap(found, torch.cat(usual))),
+        "tau": [spread(torch.cat([part[0] for part in layer])) for layer in layers],
+        "zeros": [spread(torch.cat([part[1] for part in layer])) for layer in layers],
+        "units": [layer[0][2] for layer in layers],
+    }
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Sum over pixels of the smaller share of attribution, for each pair of maps."""
+    shares = [m.flatten(1).abs() / m.flatten(1).abs().sum(1, keepdim=True).clamp(min=1e-30) for m in (a, b)]
+    return torch.minimum(*shares).sum(1)
+
+
+def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
+    x, images = lab.test()
+    chosen = {"tau = 0": RectGrad(tau=0.0, positive_only=False)}
+    chosen |= {f"q = {q}": RectGrad(q=q, positive_only=False) for q in SHOWN}
+    pictures = [sheets.picture(pixels) for pixels in images.pixels[:4]]
+    small = sheets.rows(pictures, sheets.planes(lab.network, x[:4], chosen))
+    drawn: dict[str, Any] = {"": _curve_figure(metrics), "pictures": image.sheet(small, cell=sheets.CELL)}
+    if lab.gallery:
+        maps = sheets.planes(lab.gallery.model.module, lab.gallery.x[:4], chosen)
+        rows = sheets.rows(lab.gallery.crops[:4], maps, lab.gallery.labels())
+        drawn["photos"] = image.sheet(rows, cell=sheets.LARGE)
+    return drawn
+
+
+def _curve_figure(metrics: dict[str, Any]) -> Figure:
+    page = Figure(figsize=(14, 3.6), layout="constrained")
+    axes = page.subplots(1, 4)
+    for what, said in (("cnn", "CNN"), ("photos", "photos")):
+        if what in metrics:
+            found = metrics[what]
+            axes[0].plot(found["q"], _means(found["gini"]), label=said)
+            axes[1].plot(found["q"], _means(found["overlap"]), label=said)
+    for name, layer in metrics["cnn"]["layers"].items():
+        axes[2].plot(metrics["cnn"]["q"], _means(layer["tau"]), label=name)
+        axes[3].plot(metrics["cnn"]["q"], _means(layer["zeros"]), label=name)
+    axes[2].axhline(0, color="grey", linestyle=":")
+    axes[2].set_yscale("symlog", linthresh=1e-3)
+    labels = ("Gini index of the map", "overlap with q = 98", "tau / largest score", "share of zero scores")
+    for axis, label in zip(axes, labels, strict=True):
+        axis.set_xlabel("q")
+        axis.set_ylabel(label)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False)
+    axes[2].legend(frameon=False, fontsize=7)
+    return page
+
+
+def _means(spreads: list[dict[str, Any]]) -> list[float]:
+    return [found["mean"] for found in spreads]
+
+
+def tables(metrics: dict[str, Any]) -> list[Table]:
+    made = []
+    for what, found in metrics.items():
+        kept = [i for i, q in enumerate(found["q"]) if q in (0, 20, 50, 80, 90, 95, 98, 99)]
+        head = [f"{what}, n = {found['n']}", *(f"q = {found['q'][i]}" for i in kept)]
+        rows = [
+            [said, *(number(found[key][i]["mean"]) for i in kept)]
+            for key, said in (
+                ("gini", "Gini index"),
+                ("zero_share", "zero pixels"),
+                ("overlap", "overlap with 98"),
+            )
+        ]
+        layers = found["layers"] if len(found["layers"]) <= 8 else {}
+        rows += [
+            [f"tau / largest, {name}", *(number(v["tau"][i]["mean"]) for i in kept)]
+            for name, v in layers.items()
+        ]
+        rows += [
+            [f"zero scores, {name}", *(number(v["zeros"][i]["mean"]) for i in kept)]
+            for name, v in layers.items()
+        ]
+        made.append(Table(head, rows, "Layers from the output to the input."))
+    return made
+
+
+def findings(metrics: dict[str, Any]) -> list[Finding]:
+    found = []
+    for what, about in metrics.items():
+        at = {q: i for i, q in enumerate(about["q"])}
+        sparse = _means(about["gini"])
+        change, before, after = (abs(sparse[at[b]] - sparse[at[a]]) for a, b in ((20, 80), (0, 20), (80, 99)))
+        found.append(
+            Finding(
+                f"{what}: maps hardly change from q = 20 to 80, and become sparse beyond.",
+                change < 0.5 * max(before, after) if max(before, after) > 0.02 else None,
+                f"Gini index changes by {number(before)} from 0 to 20, {number(change)} from 20 to 80, "
+                f"{number(after)} from 80 to 99",
+            )
+        )
+        middle = [at[q] for q in (20, 50, 80)]
+        near = {
+            name: max(abs(layer["tau"][i]["mean"]) for i in middle) for name, layer in about["layers"].items()
+        }
+        far = {name: value for name, value in near.items() if value > 0.01}
+        found.append(
+            Finding(
+                f"{what}: tau is close to 0 from q = 20 to 80 (within 1 % of the layer's largest score).",
+                not far,
+                f"true of {len(near) - len(far)} of {len(near)} layers"
+                + (
+                    f"; furthest: {max(far, key=far.__getitem__)}, {number(max(far.values()))}" if far else ""
+                ),
+            )
+        )
+    return found
