@@ -3,6 +3,8 @@
 timm, torchvision, transformers and huggingface_hub are played by the small packages in standins/.
 """
 
+import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from PIL import Image
 from torch import nn
 
 import rectgrad
+from rectgrad import data, training
+from rectgrad.experiments import patch
 from rectgrad.models import (
     MODELS,
     CifarCNN,
@@ -24,9 +28,11 @@ from rectgrad.models import (
     ImageModel,
     InceptionV4,
     ModelUnavailableError,
+    builtin,
     load,
 )
 
+ROOT = Path(__file__).parents[1]
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = "timm", "torchvision", "transformers", "huggingface_hub"
 
@@ -387,9 +393,27 @@ def test_cifar_cnn_takes_weights(tmp_path):
 
 
 def test_cifar_cnn_without_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr("rectgrad.models.builtin.CIFAR", tmp_path / "none")
+    monkeypatch.setattr("rectgrad.models.builtin.__file__", str(tmp_path / "builtin.py"))
     with pytest.raises(ModelUnavailableError, match="weights=FILE"):
         load("cifar10_cnn")
+
+
+@pytest.mark.parametrize("name", ["cifar10_cnn", "cifar10_cnn_patch"])
+def test_the_weights_that_ship_are_those_of_the_record(name):
+    """Small, of half precision, and the record names the training that made them."""
+    record = json.loads((ROOT / "results" / "cifar10" / f"{name}.json").read_text())
+    assert (record["dataset"], record["plan"]["epochs"], record["plan"]["seed"]) == ("cifar10", 20, 0)
+    assert record["patch"] == name.endswith("patch")
+    assert 0.70 < record["test_accuracy"] < 0.76
+    file = Path(builtin.__file__).with_name(f"{name}.safetensors")
+    assert file.stat().st_size < 2_500_000
+    module = load(name).module
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    cache = os.environ.get("RECTGRAD_CACHE")
+    if cache and Path(cache, "cifar10.safetensors").exists():
+        test = data.cifar10.load().test
+        seen = patch.patched(test) if record["patch"] else test
+        assert training.accuracy(module, seen) == pytest.approx(record["test_accuracy"], abs=5e-4)
 
 
 # Files of weights

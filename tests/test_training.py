@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 import rectgrad
-from rectgrad import cli, training
+from rectgrad import cli, data, training
 from rectgrad.data import digest_of, shapes
 from rectgrad.training import Plan
 
@@ -98,7 +98,7 @@ def test_a_plan_that_makes_no_sense(wrong: dict) -> None:
 
 
 def test_weights_of_the_command_load_as_a_model(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("rectgrad.cli.train.DATASETS", {"shapes": lambda: shapes.load(200, 50)})
+    monkeypatch.setitem(data.DATASETS, "shapes", lambda: shapes.load(200, 50))
     out = tmp_path / "net.safetensors"
     command = [
         "rectgrad",
@@ -120,4 +120,4 @@ def test_weights_of_the_command_load_as_a_model(tmp_path: Path, capsys, monkeypa
     model = rectgrad.models.load("cifar10_cnn", weights=out)
     kept = safetensors.torch.load_file(out)
     assert torch.equal(model.module.conv1.weight, kept["conv1.weight"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.json", "net.safetensors"]

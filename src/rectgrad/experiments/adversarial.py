@@ -24,7 +24,7 @@ from rectgrad import image
 from rectgrad.catalog import TITLES
 from rectgrad.experiments import sheets
 from rectgrad.experiments.boxes import boxes
-from rectgrad.experiments.findings import Finding, Table, below_all, by_method, number, order
+from rectgrad.experiments.findings import Finding, Table, below_all, by_method, methods, number, order
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
 from rectgrad.experiments.statistics import by_method as spreads
@@ -222,9 +222,9 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    beside = {name: _beyond(metrics[name]) for name in COMPARED}
+    beside = {name: _beyond(metrics[name]) for name in methods(metrics)}
     most = max(beside, key=beside.__getitem__)
-    drawing = sorted(COMPARED, key=lambda name: -metrics[name]["edges"]["mean"])
+    drawing = sorted(beside, key=lambda name: -metrics[name]["edges"]["mean"])
     said = ", ".join(f"{TITLES[name]} {number(metrics[name]['edges']['mean'])}" for name in drawing[:4])
     enough = metrics["changed"] >= 100
     return [

@@ -127,7 +127,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         Finding(
             "RectGrad's maps are the sparsest.",
             below_all(denser, "gini", ("rectgrad_prr",)),
-            f"Gini index from the lowest: {order(metrics, 'gini', len(COMPARED))}",
+            f"Gini index from the lowest: {order(metrics, 'gini', len(metrics))}",
         ),
         Finding(
             "Only RectGrad is free of background noise.",

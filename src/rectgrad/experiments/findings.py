@@ -42,16 +42,20 @@ def mean(found: Mapping[str, Any]) -> str:
     return f"{number(found['mean'])} [{number(low)}, {number(high)}]"
 
 
+def methods(metrics: Metrics) -> list[str]:
+    """The methods that were measured."""
+    return [name for name in metrics if name in TITLES]
+
+
 def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> Table:
     """A row for each method. columns: the key of a spread -> what the column is called."""
-    names = [name for name in metrics if name in TITLES]
-    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in columns)] for name in names]
+    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in columns)] for name in methods(metrics)]
     return Table(["method", *columns.values()], rows, note)
 
 
 def order(metrics: Metrics, key: str, first: int = 4) -> str:
     """The methods with the lowest mean of a measure, in words."""
-    names = sorted((n for n in metrics if n in TITLES), key=lambda n: metrics[n][key]["mean"])
+    names = sorted(methods(metrics), key=lambda n: metrics[n][key]["mean"])
     return ", ".join(f"{TITLES[n]} {number(metrics[n][key]['mean'])}" for n in names[:first])
 
 
@@ -64,6 +68,15 @@ def below(metrics: Metrics, key: str, method: str) -> bool | None:
 
 def below_all(metrics: Metrics, key: str, but: Sequence[str] = ()) -> bool | None:
     """Whether RectGrad's mean of a measure is below that of all other methods."""
-    others = [name for name in metrics if name in TITLES and name not in ("rectgrad", *but)]
+    others = [name for name in methods(metrics) if name not in ("rectgrad", *but)]
     answers = [below(metrics, key, name) for name in others]
     return False if False in answers else (None if None in answers else True)
+
+
+def least(metrics: Metrics, key: str, method: str) -> bool | None:
+    """Whether a method has the lowest mean of a measure; None where 95 % intervals overlap."""
+    low, high = metrics[method][key].get("interval", (-1.0, 1.0))
+    others = [metrics[n][key].get("interval", (-1.0, 1.0)) for n in methods(metrics) if n != method]
+    if any(other[1] < low for other in others):
+        return False
+    return True if all(other[0] > high for other in others) else None

@@ -99,6 +99,8 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
     said = {
+        "outside_thresholded": "RectGrad has the smallest amount outside the object, in units of each method "
+        "and beside finally thresholded baselines: the paper's measure.",
         "outside_share": "RectGrad has the smallest share of attribution outside the object.",
         "outside_share_thresholded": "Its share is the smallest also beside finally thresholded baselines.",
         "total_variation": "RectGrad has the lowest total variation.",

@@ -35,7 +35,7 @@ PAPER = (
 CAPTIONS = {
     "photos": "RectGrad beside RectGradMod, which compares the absolute score below the last layer. See "
     "whether the second leaves the object.",
-    "pictures": "The same on pictures of the dataset.",
+    "pictures": "RectGrad beside RectGradMod on pictures of the dataset.",
 }
 WEIGHTS, ACTIVATIONS = (1.0, 10.0, -100.0, 1000.0), (3.0, 2.0, 1.0, 0.0)
 UNITS = {"PR1": 2, "PR2": 3, "PR3": 1, "PR4": 4}  # the paper's

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rectgrad import files
+from rectgrad.catalog import TITLES
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.findings import Finding, Table
 from rectgrad.experiments.gallery import MODEL, PAPERS
@@ -48,7 +49,7 @@ def report(out: Path) -> Path:
     records = _records(out)
     if not records:
         raise ValueError(f"no records in {str(out)!r}: run `rectgrad reproduce ID --out {out}` first")
-    files.save_text(page(records), out / "report.html")
+    files.save_text(page(records, _agreements(out)), out / "report.html")
     return out / "report.html"
 
 
@@ -63,7 +64,13 @@ def _records(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
+def _agreements(out: Path) -> list[dict[str, Any]]:
+    """Records of benchmarks/agreement.py."""
+    found = [files.load_json(path) for path in sorted(out.glob("*/agreement.json"))]
+    return [record for record in found if record is not None]
+
+
+def page(records: Sequence[dict[str, Any]], agreements: Sequence[dict[str, Any]] = ()) -> str:
     names = sorted({record["dataset"] for record in records})
     links = "".join(f"<p>{escape(name)}: {_links(name, records)}</p>" for name in names)
     return (
@@ -74,7 +81,8 @@ def page(records: Sequence[dict[str, Any]]) -> str:
         "paper's experiments, run again. Under each: what the paper found, whether our numbers carry it, the "
         "figures and the numbers. A finding is “not told” where the 95 % interval of the difference holds "
         f"zero, or where numbers cannot settle it.</p><nav>{links}</nav>\n"
-        f"<h3>All findings</h3>{_overview(records)}\n{''.join(map(_section, records))}</html>\n"
+        f"<h3>All findings</h3>{_overview(records)}\n{''.join(map(_agreement, agreements))}"
+        f"{''.join(map(_section, records))}</html>\n"
     )
 
 
@@ -94,6 +102,24 @@ def _overview(records: Iterable[dict[str, Any]]) -> str:
         for finding in experiment(r["experiment"]).findings(r["metrics"])
     ]
     return _table(Table(["dataset", "experiment", "finding", "here"], rows), "text")
+
+
+def _agreement(record: dict[str, Any]) -> str:
+    """Whether what was measured are the methods' maps."""
+    head = ["method", "against", "largest difference, float64", "median, float32", "largest, float32"]
+    rows = [
+        [TITLES[name], found["against"]]
+        + [f"{found[key]:.1e}" for key in ("float64_largest", "float32_median", "float32_largest")]
+        for name, found in record["agreement"].items()
+    ]
+    note = (
+        "Largest difference within a map, as a share of its largest value, to implementations without the "
+        "engine's code. Single maps differ more in float32, where a unit next to zero or to tau may fall on "
+        "either side of it."
+    )
+    n = next(iter(record["agreement"].values()))["n"]
+    title = f"<h3>The maps of {n} {escape(record['dataset'])} pictures, checked</h3>"
+    return f"{title}{_table(Table(head, rows, note))}\n"
 
 
 def _section(record: dict[str, Any]) -> str:

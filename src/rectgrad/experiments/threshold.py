@@ -44,7 +44,7 @@ CAPTIONS = {
     "flat stretch is where q does not matter; tau is zero where its curve lies on the dotted line.",
     "photos": "RectGrad on photos: tau = 0 (guided backprop times input), then rising q. See where the "
     "picture stops changing and where only parts of the object are left.",
-    "pictures": "The same on pictures of the dataset.",
+    "pictures": "RectGrad on pictures of the dataset: tau = 0, then rising q, as for photos.",
 }
 SHOWN = (0, 10, 20, 80, 90, 95, 99)
 
