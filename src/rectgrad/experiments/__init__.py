@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "accumulation": "accumulation",
     "adversarial": "adversarial",
     "noise-level": "noise_level",
+    "roar-kar": "roar_kar",
     "rationale": "rationale",
     "claims": "claims",
     "sanity": "sanity",

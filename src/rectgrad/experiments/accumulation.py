@@ -36,8 +36,8 @@ CAPTIONS = {
     "share of the area: attribution spread evenly would lie on it.",
     "photos": "Attribution of photos at layers from the output (left) to the input (right), for saliency "
     "(upper row of each photo) and RectGrad (lower row).",
-    "pictures": "Attribution of the dataset's pictures at layers of the CNN, from the output (left) to the input "
-    "(right), for saliency (upper row of each picture) and RectGrad (lower row).",
+    "pictures": "Attribution of the dataset's pictures at layers of the CNN, from the output (left) to the "
+    "input (right), for saliency (upper row of each picture) and RectGrad (lower row).",
 }
 METHODS = ("saliency", "guided_backprop", "rectgrad", "rectgrad_prr")
 COLOURS = {

@@ -23,13 +23,21 @@ class Parts:
 
     def part(self, name: str, make: Callable[[], Any]) -> Any:
         """The value of a part: from its file, or made now. Values are as JSON has them, either way."""
-        path = self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"
-        known = files.load_json(path)
-        if known is None or known.get("part") != name:
-            value = make()
-            files.save_json({"part": name, "value": value}, path)
-            known = files.load_json(path)
-        return known["value"]
+        known = self.known(name)
+        return self.keep(name, make()) if known is None else known
+
+    def known(self, name: str) -> Any:
+        """The value of a finished part; None where it is not finished."""
+        found = files.load_json(self._path(name))
+        return found["value"] if found is not None and found.get("part") == name else None
+
+    def keep(self, name: str, value: Any) -> Any:
+        """Write a finished part down; its value as it will be read."""
+        files.save_json({"part": name, "value": value}, self._path(name))
+        return self.known(name)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"
 
     def clear(self) -> None:
         shutil.rmtree(self._all, ignore_errors=True)

@@ -40,7 +40,7 @@ CAPTIONS = {
     "attribution on something that is the same in all pictures.",
 }
 MEASURES = {
-    "amount_thresholded": "by amount, in each method's units, baselines finally thresholded: the paper's measure",
+    "amount_thresholded": "by amount, baselines finally thresholded (the paper's measure)",
     "share": "by share",
     "share_thresholded": "by share, baselines finally thresholded",
 }
