@@ -17,7 +17,8 @@ from rectgrad.models import ImageModel
 SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(400, 1), shapes.generate(60, 2))
 NUMBERS = {
     "images": 12, "seeds": 1, "per_class": 2, "steps": 2, "trials": 2, "shown": 2, "networks": 1, "draws": 1,
-    "q": 74, "eps": 0.3, "changed_at_most": 6,
+    "q": 74, "eps": 0.3, "changed_at_most": 6, "methods": ["random", "rectgrad", "saliency"],
+    "fractions": [0.1, 0.9], "retraining": {"pictures": 100, "epochs": 1},
 }  # fmt: skip
 FEW = ("saliency", "deconv", "guided_backprop", "deeplift", "rectgrad", "rectgrad_prr")
 

@@ -1,7 +1,8 @@
 """Many copies of the paper's CNN that learn at once, each from its own first weights and its own pictures.
 
 Every network sees exactly the data, the order and the arithmetic that it would see alone, to rounding: they
-share launches, nothing else. Tensors are float32, or bfloat16 with float32 weights, sums and Adam.
+share launches, nothing else. Tensors are bfloat16 with float32 weights, sums and Adam; or float32 or float64
+throughout.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from rectgrad.many import triton_cnn as kernels
@@ -22,6 +24,7 @@ CONVOLUTIONS = {"conv1": (32, 32, 32), "conv2": (32, 32, 32), "conv3": (16, 32, 
 PARTS = {"conv1": 32, "conv2": 32, "conv3": 16, "conv4": 8}
 BLOCKS = {"conv1": 128, "conv2": 128, "conv3": 64, "conv4": 64}  # positions at a time, there
 SIDE = 32
+ADAM_BLOCK = 1024
 
 
 class Networks:
@@ -30,27 +33,31 @@ class Networks:
     def __init__(self, modules: Sequence[CifarCNN], device: str, dtype: torch.dtype = torch.bfloat16) -> None:
         self.n, self.device, self.dtype, self.steps = len(modules), device, dtype, 0
         stacked = [packed(module) for module in modules]
-        self.parameters = {k: torch.stack([each[k] for each in stacked]).to(device) for k in stacked[0]}
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32  # of weights, sums, Adam
+        self.parameters = {
+            k: torch.stack([each[k] for each in stacked]).to(device, self.wide) for k in stacked[0]
+        }
         self.moments = {
             k: (torch.zeros_like(value), torch.zeros_like(value)) for k, value in self.parameters.items()
         }
         self.seen = {k: value.to(dtype, copy=True) for k, value in self.parameters.items()}  # by the kernels
         for name in self.parameters:
             if name.endswith("bias"):
-                self.seen[name] = self.parameters[name].clone()  # added to float32 sums
-        self.precision = "ieee" if dtype == torch.float32 else "tf32"
+                self.seen[name] = self.parameters[name].clone()  # added to sums
+        self.sums = tl.float64 if dtype == torch.float64 else tl.float32
+        self.precision = "tf32" if dtype == torch.bfloat16 else "ieee"
         self._space: dict[Any, Tensor] = {}
 
     def learn(self, data: Occluded, first: int, count: int, rate: float = 1e-3) -> Tensor:
         """One step of all networks on `count` pictures from `first` on: their losses, (N,)."""
         kept = self._forward(data, first, count)
-        losses, R = _loss(kept["logits"].float(), data.labels[first : first + count])
+        losses, R = _loss(kept["logits"].to(self.wide), data.labels[first : first + count])
         self._update(self._backward(kept, R, count), rate)
         return losses
 
     def logits(self, data: Occluded, first: int, count: int) -> Tensor:
-        """(N, count, classes), in float32."""
-        return self._forward(data, first, count)["logits"].float()
+        """(N, count, classes)."""
+        return self._forward(data, first, count)["logits"].to(self.wide)
 
     def modules(self) -> list[CifarCNN]:
         """The networks as they are."""
@@ -76,11 +83,11 @@ class Networks:
         found: dict[str, Tensor] = {}
         R = R.to(self.dtype)
         found["dense2.weight"] = kept["hidden"].transpose(1, 2) @ R
-        found["dense2.bias"] = R.float().sum(1)
+        found["dense2.bias"] = R.to(self.wide).sum(1)
         R = (R @ self.seen["dense2.weight"].transpose(1, 2)).masked_fill_(kept["hidden"] <= 0, 0)
         flat = kept["p2"].view(self.n, count, -1)
         found["dense1.weight"] = flat.transpose(1, 2) @ R
-        found["dense1.bias"] = R.float().sum(1)
+        found["dense1.bias"] = R.to(self.wide).sum(1)
         R = R @ self.seen["dense1.weight"].transpose(1, 2)
         R = self._unpooled("g4", R, kept["y4"], kept["p2"], 16, 64, count)
         self._weighed("conv4", kept["y3"], R, found, count)
@@ -101,8 +108,10 @@ class Networks:
             m, v = self.moments[name]
             g = gradients[name]
             parts = g.numel() // p.numel()
-            grid = (-(-size // 1024), self.n)
-            kernels.adam[grid](p, m, v, self.seen[name], g, size, rate, *corrections, PARTS=parts, BLOCK=1024)
+            grid = (-(-size // ADAM_BLOCK), self.n)
+            kernels.adam[grid](
+                p, m, v, self.seen[name], g, size, rate, *corrections, PARTS=parts, BLOCK=ADAM_BLOCK
+            )
 
     # --- layers -----------------------------------------------------------------------------------------
 
@@ -133,19 +142,20 @@ class Networks:
         kernel[(-(-positions // block), self.n)](
             x, w, b, gate, y, positions,
             SIDE=side, TAPS=1 if name == "conv1" else 9, CIN=cin, COUT=cout,
-            BACKWARD=backward, PRECISION=self.precision, BLOCK=block,
+            BACKWARD=backward, PRECISION=self.precision, SUMS=self.sums, BLOCK=block,
         )  # fmt: skip
 
     def _weighed(self, name: str, x: Tensor, R: Tensor, found: dict[str, Tensor], count: int) -> None:
         side, cin, cout = CONVOLUTIONS[name]
         taps, positions = (1 if name == "conv1" else 9), count * side * side
         parts = PARTS[name]
-        dw = self._buffer(f"{name} dw", parts * taps * cin, cout, torch.float32)
-        db = self._buffer(f"{name} db", parts, cout, torch.float32)
+        dw = self._buffer(f"{name} dw", parts * taps * cin, cout, self.wide)
+        db = self._buffer(f"{name} db", parts, cout, self.wide)
         part = -(-positions // parts)
         kernels.weigh[(parts, 1 if taps == 1 else 3, self.n)](
             x, R, dw, db, positions, part,
-            SIDE=side, TAPS=taps, CIN=cin, COUT=cout, PRECISION=self.precision, BLOCK=BLOCKS[name],
+            SIDE=side, TAPS=taps, CIN=cin, COUT=cout, PRECISION=self.precision,
+            SUMS=self.sums, BLOCK=BLOCKS[name],
         )  # fmt: skip
         found[f"{name}.weight"], found[f"{name}.bias"] = dw, db
 
@@ -189,7 +199,7 @@ def _loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def packed(module: CifarCNN) -> dict[str, Tensor]:
     """Convolutions as (taps, in, out), the first one's 27 rows as 32; dense layers as (in, out)."""
-    state = {name: value.detach().float().cpu() for name, value in module.state_dict().items()}
+    state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
     found = dict(state)
     for name in CONVOLUTIONS:
         weight = state[f"{name}.weight"].permute(2, 3, 1, 0).reshape(9, -1, state[f"{name}.weight"].shape[0])

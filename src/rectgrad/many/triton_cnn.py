@@ -2,7 +2,7 @@
 
 Tensors are (network, picture, row, column, channel), weights (network, tap, channel in, channel out). A
 3 x 3 convolution is nine matrix products, one a tap, over the picture shifted by it; the first one is a
-single product over pixels already gathered by `pixels`. Sums are float32, whatever the tensors are.
+single product over pixels already gathered by `pixels`. Sums are float32, or float64 where tensors are.
 """
 
 # mypy: ignore-errors
@@ -36,7 +36,8 @@ def pixels(
     map_ = tl.load(which + n).to(tl.int64)
     rank = tl.load(ranks + map_ * rows * area + at, mask=inside, other=0)
     hidden = (rank >= tl.load(low + n)) & (rank < tl.load(high + n))
-    value = tl.load(images + at * 3 + colour[None, :], mask=inside, other=0).to(tl.float32) / 127.5 - 1
+    value = tl.load(images + at * 3 + colour[None, :], mask=inside, other=0).to(tl.float32)
+    value = tl.div_rn(value, 127.5) - 1
     replaced = tl.load(mean + colour)[None, :]
     alone = tl.load(kind + n) == 1
     shown = tl.where(alone, 1.0, value)
@@ -50,7 +51,7 @@ def pixels(
 def convolve(
     x, w, bias, gate, y, count,
     SIDE: tl.constexpr, TAPS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
-    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Forward: relu(x * w + bias). Backward: the gradient x through w, where the gate was active."""
     n = tl.program_id(1).to(tl.int64)
@@ -61,7 +62,7 @@ def convolve(
     c, d = tl.arange(0, CIN), tl.arange(0, COUT)
     x += n * count * CIN
     w += n * TAPS * CIN * COUT
-    total = tl.zeros((BLOCK, COUT), tl.float32)
+    total = tl.zeros((BLOCK, COUT), SUMS)
     for tap in range(TAPS):
         if TAPS == 1:
             seen = tl.load(x + m[:, None] * CIN + c[None, :], mask=within[:, None], other=0.0)
@@ -74,7 +75,7 @@ def convolve(
             weights = tl.load(w + (TAPS - 1 - tap) * CIN * COUT + d[None, :] * CIN + c[:, None])
         else:
             weights = tl.load(w + tap * CIN * COUT + c[:, None] * COUT + d[None, :])
-        total = tl.dot(seen, weights, total, input_precision=PRECISION)
+        total = tl.dot(seen, weights, total, input_precision=PRECISION, out_dtype=SUMS)
     to = n * count * COUT + m[:, None] * COUT + d[None, :]
     if BACKWARD:
         active = tl.load(gate + to, mask=within[:, None], other=0.0)
@@ -88,7 +89,7 @@ def convolve(
 def weigh(
     x, g, dw, db, count, part,
     SIDE: tl.constexpr, TAPS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a convolution's weights and bias from a part of the positions: three taps of one row,
     or the only one. Parts are added up by `adam`."""
@@ -98,17 +99,17 @@ def weigh(
     c, d = tl.arange(0, CIN), tl.arange(0, COUT)
     x += n * count * CIN
     g += n * count * COUT
-    left = tl.zeros((CIN, COUT), tl.float32)
-    middle = tl.zeros((CIN, COUT), tl.float32)
-    right = tl.zeros((CIN, COUT), tl.float32)
-    sums = tl.zeros((COUT,), tl.float32)
+    left = tl.zeros((CIN, COUT), SUMS)
+    middle = tl.zeros((CIN, COUT), SUMS)
+    right = tl.zeros((CIN, COUT), SUMS)
+    sums = tl.zeros((COUT,), SUMS)
     for start in range(s * part, tl.minimum((s + 1) * part, count), BLOCK):
         m = start + tl.arange(0, BLOCK)
         within = m < tl.minimum((s + 1) * part, count)
         R = tl.load(g + m[:, None] * COUT + d[None, :], mask=within[:, None], other=0.0)
         if TAPS == 1:
             seen = tl.load(x + m[:, None] * CIN + c[None, :], mask=within[:, None], other=0.0)
-            middle = tl.dot(tl.trans(seen), R, middle, input_precision=PRECISION)
+            middle = tl.dot(tl.trans(seen), R, middle, input_precision=PRECISION, out_dtype=SUMS)
         else:
             row = (m // SIDE) % SIDE + r - 1
             column = m % SIDE
@@ -116,13 +117,13 @@ def weigh(
             at = m + (r - 1) * SIDE
             ok = inside & (column > 0)
             seen = tl.load(x + (at - 1)[:, None] * CIN + c[None, :], mask=ok[:, None], other=0.0)
-            left = tl.dot(tl.trans(seen), R, left, input_precision=PRECISION)
+            left = tl.dot(tl.trans(seen), R, left, input_precision=PRECISION, out_dtype=SUMS)
             seen = tl.load(x + at[:, None] * CIN + c[None, :], mask=inside[:, None], other=0.0)
-            middle = tl.dot(tl.trans(seen), R, middle, input_precision=PRECISION)
+            middle = tl.dot(tl.trans(seen), R, middle, input_precision=PRECISION, out_dtype=SUMS)
             ok = inside & (column < SIDE - 1)
             seen = tl.load(x + (at + 1)[:, None] * CIN + c[None, :], mask=ok[:, None], other=0.0)
-            right = tl.dot(tl.trans(seen), R, right, input_precision=PRECISION)
-        sums += tl.sum(R.to(tl.float32), 0)
+            right = tl.dot(tl.trans(seen), R, right, input_precision=PRECISION, out_dtype=SUMS)
+        sums += tl.sum(R.to(SUMS), 0)
     to = dw + (n * parts + s) * TAPS * CIN * COUT + c[:, None] * COUT + d[None, :]
     if TAPS == 1:
         tl.store(to, middle)
@@ -180,9 +181,9 @@ def adam(
     n = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < size
-    grad = tl.zeros((BLOCK,), tl.float32)
+    grad = tl.zeros((BLOCK,), p.dtype.element_ty)
     for s in range(PARTS):
-        grad += tl.load(g + (n * PARTS + s) * size + i, mask=ok, other=0.0).to(tl.float32)
+        grad += tl.load(g + (n * PARTS + s) * size + i, mask=ok, other=0.0).to(p.dtype.element_ty)
     at = n * size + i
     first = 0.9 * tl.load(m + at, mask=ok, other=0.0) + 0.1 * grad
     second = 0.999 * tl.load(v + at, mask=ok, other=0.0) + 0.001 * grad * grad
