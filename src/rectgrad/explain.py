@@ -69,7 +69,7 @@ def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any],
         picture = photos.read(source.path, enough)
         return plan.model.crop(picture), files.mark(source.path)
 
-    ready = _readable(ahead(decode, _left(plan, sources, done), depth=2 * plan.batch_size), done)
+    ready = _readable(ahead(decode, left(plan, sources, done), depth=2 * plan.batch_size), done)
     for batch in batches(ready, plan.batch_size):
         explained = _explained(plan, [picture for _, (picture, _) in batch])
         for (source, (_, mark)), result in zip(batch, explained, strict=True):
@@ -78,7 +78,7 @@ def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any],
     return fresh
 
 
-def _left(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
+def left(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
     """The photos without a result of the same settings; the others are done."""
     for source in sources:
         known = None if plan.again else files.load_json(plan.out / f"{source.name}.json")

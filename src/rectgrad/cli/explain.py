@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ from rectgrad import files
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.explain import Plan, explain
+from rectgrad.explain_ray import Named, explain_with
 from rectgrad.files import Source
 
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -31,6 +34,7 @@ def explain_command(
     out: shared.Out = Path("explained"),
     maps: Annotated[str | None, typer.Option(help="Keep the raw maps: npy or npz.")] = None,
     dark: shared.Dark = False,
+    engine: Annotated[str, typer.Option(help="local, or ray: on all cores, or a cluster.")] = "local",
     again: Annotated[bool, typer.Option("--again", help="Do what is already there once more.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each photo on stdout.")] = False,
     *,
@@ -53,10 +57,17 @@ def explain_command(
         network.model, chosen, out, network.target, maps, batch_size, network.device, dark, made_from, again
     )
     shared.results_folder(out)
-    return report(plan, found, as_json)
+    run = explain if engine == "local" else functools.partial(_on_ray(engine), Named(model, weights, labels))
+    return report(plan, found, as_json, run)
 
 
-def report(plan: Plan, found: list[Source], as_json: bool) -> int:
+def _on_ray(engine: str) -> Callable[..., int]:
+    if engine != "ray":
+        raise ValueError(f"--engine must be local or ray, not {engine!r}")
+    return explain_with
+
+
+def report(plan: Plan, found: list[Source], as_json: bool, run: Callable[..., int] = explain) -> int:
     """Explain and tell: a line for each photo, the broken ones at the end. Returns the exit status."""
     broken: list[str] = []
     lines: dict[str, Any] = {}
@@ -72,7 +83,7 @@ def report(plan: Plan, found: list[Source], as_json: bool) -> int:
                     print(json.dumps(result, ensure_ascii=False), flush=True)
             advance()
 
-        fresh = explain(plan, found, done)
+        fresh = run(plan, found, done)
     ordered = [lines[source.name] for source in found if source.name in lines]
     everything = (files.load_json(path) for path in sorted(plan.out.rglob("*.json")))
     ours = (known for known in everything if isinstance(known, dict) and "settings" in known)

@@ -30,6 +30,9 @@ def reproduce(
         typer.Option(help="That looks at photos: efficientnet_lite0, or the paper's inception_v4."),
     ] = None,
     device: shared.Device = "auto",
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: cells of roar-kar as tasks of a cluster.")
+    ] = "local",
     seed: Annotated[int, typer.Option(help="Of the network's first weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of records and figures.")] = Path("results"),
 ) -> None:
@@ -46,7 +49,9 @@ def reproduce(
         raise ValueError(f"{name} shows no photos: --images and --model are for {', '.join(_with_photos())}")
     for each in EXPERIMENTS if name == "all" else (name,):
         place = shared.device_of(device)
-        print(run(each, dataset, preset, out, place, seed, progress, model, images), flush=True)
+        used = engine if name != "all" or getattr(experiment(each), "RAY", False) else "local"
+        path = run(each, dataset, preset, out, place, seed, progress, model, images, engine=used)
+        print(path, flush=True)
 
 
 def _with_photos() -> list[str]:

@@ -9,7 +9,7 @@ An experiment is a module with
     draw(lab, metrics) -> name: picture
     tables(metrics)    -> the numbers, the paper's beside ours where it has one
     findings(metrics)  -> which of the paper's sentences the numbers carry
-    PHOTOS             True where it shows photos too
+    PHOTOS, RAY        True where it shows photos too, where it can run on Ray
 """
 
 # id: module. Imported when run.

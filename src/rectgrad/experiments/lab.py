@@ -36,6 +36,7 @@ class Lab:
     watch: Watch = field(default=unwatched, repr=False)
     shows_photos: bool = False
     model: str | None = None  # that looks at the photos; None: the one that needs no download
+    engine: str = "local"  # or ray, where the experiment can use it
     images: Path | None = None  # a user's photos; None: scikit-image's
     notes: list[str] = field(default_factory=list)  # what could not be done, for the record
     _networks: dict[Any, nn.Module] = field(default_factory=dict, init=False, repr=False)

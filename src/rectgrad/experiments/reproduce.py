@@ -18,6 +18,8 @@ from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.lab import Lab
 from rectgrad.training import repeatable
 
+ENGINES = ("local", "ray")
+
 
 def experiment(name: str) -> ModuleType:
     if name not in EXPERIMENTS:
@@ -36,20 +38,23 @@ def reproduce(
     model: str | None = None,
     images: Path | None = None,
     figures: bool = True,
+    engine: str = "local",
 ) -> Path:
     """The record of an experiment: made now, gone on with, or as it is where it is finished.
 
     model, images: for the experiments that show photos. figures: False leaves them to a later call, which
-    draws what is missing and computes nothing again.
+    draws what is missing and computes nothing again. engine: local, or ray where the experiment can use it.
     """
     module = experiment(name)
     if dataset not in DATASETS:
         raise ValueError(f"unknown dataset {dataset!r}; there are {', '.join(DATASETS)}")
     if preset not in module.PRESETS:
         raise ValueError(f"unknown preset {preset!r}; there are {', '.join(module.PRESETS)}")
+    check_engine(name, engine)
     folder = out / dataset
     photos = getattr(module, "PHOTOS", False)
     lab = Lab(name, dataset, preset, module.PRESETS[preset], folder, device, seed, watch, photos)
+    lab.engine = engine
     if photos:
         lab.model, lab.images = model, images
     path = folder / f"{name}.json"
@@ -63,6 +68,15 @@ def reproduce(
     files.save_json(record, path)
     lab.parts.clear()
     return path
+
+
+def check_engine(name: str, engine: str) -> None:
+    """Ray is for the experiments that say so; the others are short."""
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}")
+    if engine == "ray" and not getattr(experiment(name), "RAY", False):
+        able = [each for each in EXPERIMENTS if getattr(experiment(each), "RAY", False)]
+        raise ValueError(f"{name} runs locally; --engine ray is for {', '.join(able)}")
 
 
 def _made(module: ModuleType, lab: Lab) -> dict[str, Any]:

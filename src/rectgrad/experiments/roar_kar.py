@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from rectgrad import many
 from rectgrad.catalog import TITLES
@@ -26,6 +26,7 @@ from rectgrad.experiments.rankings import ranking
 from rectgrad.experiments.statistics import spread
 from rectgrad.training import Plan
 
+RAY = True
 TITLE = "Remove and retrain, keep and retrain (Table 1, Appendix F)"
 METHODS = [
     "random",
@@ -115,46 +116,63 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
-    """Cells and their accuracies as they come, as many at once as the device likes."""
+    """Cells and their accuracies as they come."""
+    if lab.engine == "ray":
+        from rectgrad.experiments import ray_engine
+
+        yield from ray_engine.trained(lab, missing)
+        return
+    sets, known = pictures(lab), dict[tuple[str, bool], tuple[Tensor, Tensor]]()
+    for group in groups(lab, missing):
+        for kind in kinds(group):
+            if kind not in known:
+                known[kind] = ranked(lab.network, sets, *kind)
+        orders = [known[kind] for kind in kinds(group)]
+        yield from zip(group, train_group(sets, group, plan(lab), orders), strict=True)
+
+
+def pictures(lab: Lab) -> tuple[Images, Images]:
+    """Those that are trained on again, and the test pictures."""
+    return lab.dataset.train.rows(slice(0, lab.numbers["retraining"]["pictures"])), lab.dataset.test
+
+
+def plan(lab: Lab) -> Plan:
+    return Plan(epochs=lab.numbers["retraining"]["epochs"], device=lab.device)
+
+
+def groups(lab: Lab, missing: Sequence[Cell]) -> list[Sequence[Cell]]:
+    """As many cells at once as the device likes."""
     size = many.at_once(lab.device)
-    rankings = Rankings(lab)
-    for start in range(0, len(missing), size):
-        group = missing[start : start + size]
-        found = rankings.train(group)
-        yield from zip(group, found, strict=True)
+    return [missing[start : start + size] for start in range(0, len(missing), size)]
 
 
-class Rankings:
-    """The order of pixels of each method, made when first asked for, and trainings on it."""
+def kinds(group: Sequence[Cell]) -> list[tuple[str, bool]]:
+    """The maps that cells are about: of which method, and whether blurred."""
+    return list(dict.fromkeys((cell.method, cell.blurred) for cell in group))
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.train_set = lab.dataset.train.rows(slice(0, lab.numbers["retraining"]["pictures"]))
-        self.test_set = lab.dataset.test
-        self._known: dict[tuple[str, bool], tuple[Tensor, Tensor]] = {}
 
-    def of(self, method: str, blurred: bool) -> tuple[Tensor, Tensor]:
-        """For the training and for the test pictures."""
-        if (method, blurred) not in self._known:
-            module = self.lab.network
-            self._known[method, blurred] = (
-                ranking(module, self.train_set, method, blurred, seed=1),
-                ranking(module, self.test_set, method, blurred, seed=2),
-            )
-        return self._known[method, blurred]
-
-    def train(self, group: Sequence[Cell]) -> list[float]:
-        """The accuracy of each cell."""
-        kinds = list(dict.fromkeys((cell.method, cell.blurred) for cell in group))
-        hidden = [cell.hidden(kinds.index((cell.method, cell.blurred))) for cell in group]
-        orders = [torch.stack(each) for each in zip(*(self.of(*kind) for kind in kinds), strict=True)]
-        mean = torch.tensor(mean_colour(self.train_set))
-        seen, asked = (
-            many.Occluded(images, ranks, hidden, mean, self.lab.device)
-            for images, ranks in zip((self.train_set, self.test_set), orders, strict=True)
+def ranked(
+    module: nn.Module, sets: tuple[Images, Images], method: str, blurred: bool
+) -> tuple[Tensor, Tensor]:
+    """The order of pixels in the training and in the test pictures."""
+    with many.steady():
+        first, second = (
+            ranking(module, images, method, blurred, seed) for seed, images in enumerate(sets, start=1)
         )
-        plan = Plan(epochs=self.lab.numbers["retraining"]["epochs"], device=self.lab.device)
-        return many.train(seen, asked, [cell.seed for cell in group], plan)
+    return first, second
+
+
+def train_group(
+    sets: tuple[Images, Images], group: Sequence[Cell], plan: Plan, orders: Sequence[tuple[Tensor, Tensor]]
+) -> list[float]:
+    """The accuracy of each cell. orders: of the pixels, for each of the cells' kinds."""
+    hidden = [cell.hidden(kinds(group).index((cell.method, cell.blurred))) for cell in group]
+    mean = torch.tensor(mean_colour(sets[0]))
+    seen, asked = (
+        many.Occluded(images, torch.stack(ranks), hidden, mean, plan.device)
+        for images, ranks in zip(sets, zip(*orders, strict=True), strict=True)
+    )
+    return many.train(seen, asked, [cell.seed for cell in group], plan)
 
 
 def mean_colour(images: Images) -> list[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,19 @@ import torch
 from rectgrad import training
 from rectgrad.many.occlusion import Occluded
 from rectgrad.training import Plan
+
+THREADS = 2  # of a network on a CPU: the same everywhere, for sums round as they are split
+
+
+@contextlib.contextmanager
+def steady() -> Iterator[None]:
+    """So many threads as always, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def at_once(device: str) -> int:
@@ -23,7 +37,8 @@ def train(seen: Occluded, asked: Occluded, seeds: Sequence[int], plan: Plan) -> 
     plans = [replace(plan, seed=seed) for seed in seeds]
     if torch.device(plan.device).type == "cuda":
         return _together(seen, asked, plans)
-    return [_alone(seen, asked, i, each) for i, each in enumerate(plans)]
+    with steady():
+        return [_alone(seen, asked, i, each) for i, each in enumerate(plans)]
 
 
 def _alone(seen: Occluded, asked: Occluded, network: int, plan: Plan) -> float:

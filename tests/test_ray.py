@@ -1,0 +1,140 @@
+"""Ray: the same numbers as without, whatever happens to a worker. Loud where Ray is not installed."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rectgrad import cli, cluster, data
+from rectgrad.data import Dataset, shapes
+from rectgrad.experiments import lab, roar_kar
+from rectgrad.experiments.reproduce import reproduce
+
+SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(600, 1), shapes.generate(60, 2))
+NUMBERS = {
+    "methods": ["saliency"],
+    "fractions": [0.1, 0.9],
+    "seeds": 1,
+    "retraining": {"pictures": 500, "epochs": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def ray():
+    found = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rectgrad[ray]'")
+    # Ray leaves sockets and files to the garbage collector
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        found.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    monkeypatch.setenv("RECTGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(data.DATASETS, "shapes", lambda: SMALL)
+    monkeypatch.setitem(lab.EPOCHS, "shapes", 1)
+    monkeypatch.setitem(roar_kar.PRESETS, "quick", NUMBERS)
+    return tmp_path
+
+
+def metrics(path: Path) -> dict:
+    return json.loads(path.read_text())["metrics"]
+
+
+def workers(task: str) -> list[int]:
+    """Processes that run a task now: Ray calls them by its name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().startswith(f"ray::{task}".encode()):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_same_numbers_though_a_worker_is_killed(ray, small):
+    """The kill costs its task alone: what had come in before stays as it was."""
+    if not Path("/proc").is_dir():
+        pytest.skip("looks for Ray's processes in /proc")
+    local = metrics(reproduce("roar-kar", out=small / "local", figures=False))
+    parts = small / "ray" / "shapes" / ".roar-kar.parts"
+    killed: list[tuple[int, set]] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while not killed and time.monotonic() < deadline:
+            done = {
+                (p.name, p.stat().st_mtime_ns) for p in parts.rglob("*.json") if not p.name.startswith(".")
+            }
+            running = workers("_trained")
+            if len(done) >= 2 and running:
+                os.kill(running[0], signal.SIGKILL)
+                killed.append((running[0], done))
+            time.sleep(0.02)
+
+    original, seen = lab.Parts.clear, set()
+
+    def clear(self) -> None:
+        seen.update((p.name, p.stat().st_mtime_ns) for p in parts.rglob("*.json"))
+        original(self)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab.Parts, "clear", clear)
+        found = metrics(reproduce("roar-kar", out=small / "ray", engine="ray", figures=False))
+    thread.join()
+    assert found == local
+    ((_, before),) = killed
+    assert before <= seen  # no finished cell was written again
+
+
+def command(monkeypatch, out: str, engine: str) -> int:
+    options = ["--model", "cifar10_cnn", "--maps", "npy", "--device", "cpu", "--out", out, "--engine", engine]
+    monkeypatch.setattr(sys, "argv", ["rectgrad", "explain", "photos", *options])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_folder_of_photos(ray, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for i, pixels in enumerate(SMALL.test.pixels[:5]):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+    (tmp_path / "photos" / "bad.png").write_text("no picture")
+    monkeypatch.setattr("rectgrad.explain_ray.CHUNK", 2)
+    assert command(monkeypatch, "a", "local") == 1
+    assert command(monkeypatch, "b", "ray") == 1
+    assert capsys.readouterr().err.count("bad.png") == 2
+    for i in range(5):
+        one, other = (json.loads((tmp_path / o / f"{i}.json").read_text()) for o in "ab")
+        assert one == other
+        a, b = (np.load(tmp_path / o / f"{i}.npy") for o in "ab")
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()
+    times = [p.stat().st_mtime_ns for p in sorted((tmp_path / "b").glob("*.png"))]
+    command(monkeypatch, "b", "ray")
+    assert [p.stat().st_mtime_ns for p in sorted((tmp_path / "b").glob("*.png"))] == times
+
+
+def test_without_ray_there_is_a_sentence(monkeypatch, small):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'rectgrad\[ray\]'"), cluster.session():
+        pass
+    with pytest.raises(ValueError, match="ray is for roar-kar"):
+        reproduce("claims", out=small, engine="ray")
+    with pytest.raises(ValueError, match="local, ray"):
+        reproduce("roar-kar", out=small, engine="spark")
