@@ -235,13 +235,16 @@ class RandomMap(Method):
 
     def raw(self, subject: Subject) -> Maps:
         check_inputs(subject.inputs)
-        return tuple(torch.stack([self._sample(x) for x in tensor]) for tensor in subject.inputs)
+        return tuple(self._noise(x.detach().cpu()).to(x) for x in subject.inputs)
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """One way from the device and back for all samples."""
+        return torch.stack([self._sample(each) for each in x]) if len(x) else torch.empty(x.shape)
 
     def _sample(self, x: Tensor) -> Tensor:
-        values = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        values = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         generator = generator_of(str(self.seed).encode(), values)
-        noise = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu")
-        return noise.to(x.device, x.dtype)
+        return torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def generator_of(*parts: bytes) -> torch.Generator:
