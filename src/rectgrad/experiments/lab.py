@@ -20,7 +20,7 @@ from rectgrad.experiments.gallery import MODEL, Gallery, gallery
 from rectgrad.experiments.parts import Parts
 from rectgrad.models import ModelUnavailableError, load
 
-EPOCHS = {"cifar10": 20, "shapes": 10}
+EPOCHS = {"cifar10": 20, "shapes": 7}
 SHIPPED = {("cifar10", "standard"): "cifar10_cnn", ("cifar10", "patch"): "cifar10_cnn_patch"}  # of seed 0
 
 

@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "methods": ["random", "rectgrad", "saliency"],
         "fractions": [0.1, 0.5, 0.9],
         "seeds": 1,
-        "retraining": {"pictures": 2_000, "epochs": 4},
+        "retraining": {"pictures": 1_200, "epochs": 3},
     },
     "paper": {
         "methods": METHODS,
