@@ -1,0 +1,241 @@
+"""Ways to train the paper's CNN many times on one GPU, and whether networks trained at once are those trained
+alone.
+
+    python benchmarks/many_networks.py [--steps 200] [--networks 8] [--out FILE]
+
+Speed, as seconds for a CNN (20 epochs, 500 batches of 100): one network in a plain loop; one in a CUDA graph;
+several graphs on streams of their own; grouped convolutions in a graph; our kernels. The floor: the bytes
+that a step must move at the bandwidth measured here, and its arithmetic at the speed of products here.
+Equality: first losses against a network alone, in float64 and float32, beside how far torch is from itself
+with inputs moved by a ten-millionth; test accuracy of networks trained at once and alone. Needs CIFAR-10 and
+a GPU. Writes results/bench/h200-many-networks.json unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rectgrad import files, many, training
+from rectgrad.bench.environment import commit, environment
+from rectgrad.data import cifar10, scaled
+from rectgrad.many.networks import Networks
+from rectgrad.models import CifarCNN
+from rectgrad.training import Plan
+
+STEPS = 20 * 500  # of a whole training
+PLAN = Plan(device="cuda")
+MEGABYTES = 197.0  # that one step of one network moves, each tensor once a kernel: see docs/experiments.md
+TERAFLOPS = 0.0153  # of one step: 25.5 million products a picture, forward and twice backward
+
+
+def seconds(step: Callable[[], Any], steps: int, networks: int = 1) -> float:
+    """Of a whole training, for each network."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) / steps * STEPS / networks
+
+
+def adam(module: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(module.parameters(), lr=1e-3, capturable=True)
+
+
+def plain_step(
+    module: nn.Module, x: Tensor, y: Tensor, half: bool, optimiser: torch.optim.Adam | None = None
+) -> Callable[[], None]:
+    optimiser = optimiser or adam(module)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = F.cross_entropy(module(x).float(), y)
+        optimiser.zero_grad(set_to_none=False)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+class Grouped(nn.Module):
+    """n networks as one, their channels side by side."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+        sizes = ((3, 32), (32, 32), (32, 64), (64, 64))
+        self.convs = nn.ModuleList(nn.Conv2d(n * a, n * b, 3, padding=1, groups=n) for a, b in sizes)
+        self.dense1 = nn.Parameter(torch.randn(n, 4096, 256) * 0.02)
+        self.dense2 = nn.Parameter(torch.randn(n, 256, 10) * 0.05)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.convs[1](self.convs[0](x).relu()).relu(), 2)
+        x = F.max_pool2d(self.convs[3](self.convs[2](x).relu()).relu(), 2)
+        x = x.reshape(len(x), self.n, 4096).transpose(0, 1)
+        return ((x @ self.dense1).relu() @ self.dense2).flatten(0, 1)
+
+
+def speeds(seen: Any, steps: int) -> dict[str, float]:
+    x = torch.randn(100, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (100,), device="cuda")
+    make = lambda: CifarCNN().cuda().to(memory_format=torch.channels_last)  # noqa: E731
+    found = {"alone, float32": seconds(plain_step(make(), x, y, False), steps // 2)}
+    found["alone, bfloat16"] = seconds(plain_step(make(), x, y, True), steps // 2)
+    for half in (False, True):
+        graph = captured(plain_step(make(), x, y, half))
+        found[f"a CUDA graph, {'bfloat16' if half else 'float32'}"] = seconds(graph.replay, steps)
+    for n in (4, 8):
+        graphs, streams = [], [torch.cuda.Stream() for _ in range(n)]
+        graphs = [captured(plain_step(make(), x, y, True)) for _ in range(n)]
+
+        def all_of_them(graphs: Any = graphs, streams: Any = streams) -> None:
+            for graph, stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+
+        found[f"{n} graphs on streams, bfloat16"] = seconds(all_of_them, steps, n)
+    for n in (8, 32):
+        grouped = Grouped(n).cuda().to(memory_format=torch.channels_last)
+        wide = x.repeat(1, n, 1, 1).to(memory_format=torch.channels_last)
+        graph = captured(plain_step(grouped, wide, y.repeat(n), True))
+        found[f"{n} as groups of one, bfloat16"] = seconds(graph.replay, max(steps // n, 5), n)
+    for n in (8, 16, 32, 45, 64):
+        together = Networks([CifarCNN() for _ in range(n)], "cuda")
+        data = seen(n)
+        found[f"{n} by our kernels, bfloat16"] = seconds(lambda t=together, d=data: t.learn(d, 0, 100), 40, n)
+    return found
+
+
+def floor() -> dict[str, float]:
+    """What the machine could do: copying, and products, as measured here."""
+    a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    copied = seconds(lambda: b.copy_(a), 20) / STEPS
+    m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product = seconds(lambda: m @ m, 20) / STEPS
+    bandwidth, rate = 2 * (1 << 30) / copied / 1e12, 2 * 8192**3 / product / 1e12
+    return {
+        "bandwidth_tb_s": bandwidth,
+        "products_tflop_s": rate,
+        "seconds_by_traffic": MEGABYTES / 1e6 / bandwidth * STEPS,
+        "seconds_by_arithmetic": TERAFLOPS / rate * STEPS,
+    }
+
+
+def first_losses(seen: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Largest differences among the first 10, 30 and 100 losses, of two seeds."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.float64, torch.float32):
+        modules = [training.fresh(replace(PLAN, seed=seed, device="cpu")).module for seed in range(2)]
+        together = Networks(modules, "cuda", dtype)  # type: ignore[arg-type]
+        data = seen(2)
+        ours = torch.stack([together.learn(data, 100 * i, 100) for i in range(100)]).double().cpu()
+        alone = torch.stack([losses(seed, x, y, dtype) for seed in range(2)], dim=1)
+        nudged = torch.stack([losses(seed, x * (1 + 1e-7), y, dtype) for seed in range(2)], dim=1)
+        kind = str(dtype).removeprefix("torch.")
+        found[kind] = {
+            "at once and alone": apart(ours, alone),
+            "alone, and alone with inputs moved by 1e-7": apart(nudged, alone),
+        }
+    return found
+
+
+def losses(seed: int, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    module = training.fresh(replace(PLAN, seed=seed)).module.to(dtype)
+    optimiser = torch.optim.Adam(module.parameters(), lr=PLAN.rate)
+    found = []
+    for i in range(100):
+        rows = slice(100 * i, 100 * i + 100)
+        seen = x[rows].to(dtype).to(memory_format=torch.channels_last)
+        loss = F.cross_entropy(module(seen), y[rows])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        found.append(loss.detach())
+    return torch.stack(found).double().cpu()
+
+
+def apart(a: Tensor, b: Tensor) -> dict[str, float]:
+    return {f"first {k}": float((a[:k] - b[:k]).abs().max()) for k in (10, 30, 100)}
+
+
+def alone(seed: int, x: Tensor, y: Tensor, test: Tensor, answers: Tensor) -> float:
+    """Test accuracy of one network in float32, trained in a CUDA graph."""
+    module = training.fresh(replace(PLAN, seed=seed)).module
+    first = {name: value.clone() for name, value in module.state_dict().items()}
+    bx, by = x[:100].to(memory_format=torch.channels_last).clone(), y[:100].clone()
+    optimiser = adam(module)
+    graph = captured(plain_step(module, bx, by, False, optimiser))
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            value.copy_(first[name])
+        for state in optimiser.state.values():
+            for value in state.values():
+                value.zero_()
+    for _ in range(PLAN.epochs):
+        for start in range(0, len(x), 100):
+            bx.copy_(x[start : start + 100])
+            by.copy_(y[start : start + 100])
+            graph.replay()
+    with torch.no_grad():
+        found = torch.cat([module(rows).argmax(1) for rows in test.split(1000)])
+    return float((found == answers).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--networks", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path("results/bench/h200-many-networks.json"))
+    given = parser.parse_args()
+    dataset = cifar10.load()
+    ranks = torch.zeros(1, len(dataset.train), many.occlusion.PIXELS, dtype=torch.int16)
+
+    def seen(n: int, images: Any = dataset.train) -> many.Occluded:
+        nothing = [many.Hidden(0, 1, 1)] * n
+        return many.Occluded(images, ranks[:, : len(images)], nothing, torch.zeros(3), "cuda")
+
+    x, y = scaled(dataset.train.pixels).cuda(), torch.from_numpy(dataset.train.labels).cuda()
+    test, answers = scaled(dataset.test.pixels).cuda(), torch.from_numpy(dataset.test.labels).cuda()
+    record: dict[str, Any] = {"environment": environment("cuda"), "commit": commit()}
+
+    def keep(**found: Any) -> None:
+        record.update(found)
+        files.save_json(record, given.out)
+        print(found, flush=True)
+
+    keep(seconds_a_cnn=speeds(seen, given.steps), floor=floor())
+    with training.repeatable():
+        keep(losses_apart=first_losses(seen, x, y))
+        seeds = range(given.networks)
+        together = many.train(seen(len(seeds)), seen(len(seeds), dataset.test), seeds, PLAN)
+        keep(accuracy_at_once_bfloat16=together)
+        keep(accuracy_alone_float32=[alone(seed, x, y, test, answers) for seed in seeds])
+
+
+if __name__ == "__main__":
+    main()
