@@ -14,6 +14,7 @@ from rectgrad.experiments import EXPERIMENTS, feature_frequency, lab, maps, nois
 from rectgrad.experiments.parts import Parts
 from rectgrad.experiments.reproduce import experiment, reproduce
 from rectgrad.models import ModelUnavailableError
+from test_report import small_gallery
 
 SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(100, 1), shapes.generate(60, 2))
 
@@ -44,7 +45,40 @@ def test_a_part_is_made_once(tmp_path):
     Parts(tmp_path, {"q": 97}).part("a b/c", lambda: made.append(2) or 0)  # other settings, other parts
     assert made == [1, 2]
     parts.clear()
+    (left,) = tmp_path.iterdir()  # those of other settings stay
+    Parts(tmp_path, {"q": 97}).clear()
     assert not tmp_path.exists()
+    assert left != parts.folder
+
+
+def test_a_large_part_is_made_once(tmp_path):
+    made = []
+    for _ in range(2):
+        parts = Parts(tmp_path, {})
+        found = parts.array("order", lambda: made.append(1) or np.arange(5, dtype=np.int16))
+        assert found.dtype == np.int16
+        assert found.tolist() == [0, 1, 2, 3, 4]
+    assert made == [1]
+
+
+def test_a_quick_run_does_not_replace_a_long_one(small, monkeypatch):
+    monkeypatch.setitem(noise_level.PRESETS, "paper", {"per_class": 2, "images": 20})
+    path = reproduce("noise-level", preset="paper", out=small)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="another folder with --out"):
+        reproduce("noise-level", out=small)
+    assert path.read_bytes() == before
+
+
+def test_what_was_missing_is_shown_once_it_is_there(small, monkeypatch):
+    """A record without photos is made again when the photos can be had; a broken photo is left out."""
+    first = json.loads(reproduce("rationale", out=small).read_text())
+    assert first["notes"][0].startswith("no photos were shown")
+    assert "rationale-photos.png" not in first["figures"]
+    monkeypatch.setattr(lab, "gallery", lambda *given: (small_gallery(), ["bad.png: broken"]))
+    second = json.loads(reproduce("rationale", out=small).read_text())
+    assert "rationale-photos.png" in second["figures"]
+    assert second["notes"] == ["left out: bad.png: broken"]
 
 
 def test_a_half_written_part_is_made_again(tmp_path):

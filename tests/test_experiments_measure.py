@@ -23,6 +23,7 @@ from rectgrad.experiments import (
     units,
 )
 from rectgrad.experiments.gallery import pairs
+from rectgrad.experiments.maps import of_maps
 from rectgrad.models import CifarCNN, load
 from rectgrad.threshold import percentile
 
@@ -237,3 +238,32 @@ def test_a_finding_needs_its_interval():
 def test_pairs_are_the_first_two_of_a_class():
     assert pairs([3, 1, 3, 2, 1, 3]) == [(1, 4), (0, 2)]
     assert pairs([1, 2, 3]) == []
+
+
+def test_growth_is_told_by_its_interval_alone():
+    def found(low: float, high: float) -> dict:
+        share = {"mean": 0.4, "std": 0.1, "n": 100, "interval": [0.3, 0.5]}
+        growth = {
+            "mean": (low + high) / 2,
+            "std": 0.1,
+            "n": 100,
+            "interval": [low, high],
+            "from": "a",
+            "to": "b",
+        }
+        return {"layers": {"a": share, "b": share}, "growth": growth}
+
+    both = {"saliency": found(0.01, 0.05), "rectgrad": found(-0.05, -0.01)}
+    assert [f.holds for f in accumulation.findings(both)] == [True, True]
+    swapped = {"saliency": both["rectgrad"], "rectgrad": both["saliency"]}
+    assert [f.holds for f in accumulation.findings(swapped)] == [False, False]
+    unsure = {"saliency": found(-0.01, 0.02), "rectgrad": found(-0.01, 0.02)}
+    assert [f.holds for f in accumulation.findings(unsure)] == [None, None]
+
+
+def test_a_map_of_zeros_has_no_share():
+    maps = torch.zeros(2, 4, 4)
+    maps[1, 0, 0] = 1
+    first, second = of_maps(torch.tensor([0.0, 0.5]), maps)
+    assert np.isnan(first)
+    assert second == 0.5

@@ -91,5 +91,16 @@ def test_findings_follow_the_numbers():
     assert [finding.holds for finding in found] == [True, False, True, True]
     close = roar_kar.findings(metrics({**roar, "saliency": 0.5005}, kar, mask=0.5))
     assert [finding.holds for finding in close] == [None, False, False, True]
+    single = {**metrics(roar, kar)}
+    for name in roar:
+        for mode in ("roar", "kar"):
+            single[name] = {
+                **single[name],
+                mode: {**single[name][mode], "area": {"mean": roar[name], "std": 0.0, "n": 1}},
+            }
+    assert [finding.holds for finding in roar_kar.findings(single)][:2] == [
+        None,
+        None,
+    ]  # one seed does not tell
     table = roar_kar.tables(metrics(roar, kar))[0]
     assert table.rows[1][:4] == ["RectGrad", "0.5000 ± 0.0010", "0.5385", "0.4990"]

@@ -11,7 +11,7 @@ from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.report import report
-from rectgrad.experiments.reproduce import experiment
+from rectgrad.experiments.reproduce import check_engine, experiment
 from rectgrad.experiments.reproduce import reproduce as run
 
 reproduce_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -47,6 +47,7 @@ def reproduce(
         return
     if name != "all" and (images or model) and not getattr(experiment(name), "PHOTOS", False):
         raise ValueError(f"{name} shows no photos: --images and --model are for {', '.join(_with_photos())}")
+    check_engine("roar-kar" if name == "all" else name, engine)
     for each in EXPERIMENTS if name == "all" else (name,):
         place = shared.device_of(device)
         used = engine if name != "all" or getattr(experiment(each), "RAY", False) else "local"

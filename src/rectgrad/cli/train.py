@@ -25,7 +25,9 @@ def train(
     patch: Annotated[bool, typer.Option("--patch", help="A patch of noise over every picture.")] = False,
     half: Annotated[bool, typer.Option("--half", help="Weights of 16 bits: half the file.")] = False,
     device: shared.Device = "auto",
-    out: Annotated[Path, typer.Option(help="Weights, as safetensors.")] = Path("cifar10_cnn.safetensors"),
+    out: Annotated[
+        Path | None, typer.Option(help="Weights, as safetensors; none: DATASET_cnn.safetensors.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
 ) -> None:
     """Train the paper's CNN. Stopped and started again, it goes on after the last finished epoch.
@@ -35,6 +37,7 @@ def train(
     Example: rectgrad train --dataset shapes --epochs 5 --out shapes.safetensors
     """
     plan = training.Plan(epochs=epochs, seed=seed, device=shared.device_of(device))
+    out = out or Path(f"{dataset}_cnn{'_patch' * patch}.safetensors")
     record = run(dataset, plan, out, patch, half, progress)
     correct = f"{record['test_accuracy']:.1%} of the test pictures right"
     print(json.dumps(record) if as_json else f"{out}: {correct}")

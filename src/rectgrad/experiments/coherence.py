@@ -130,6 +130,11 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             f"Gini index from the lowest: {order(metrics, 'gini', len(metrics))}",
         ),
         Finding(
+            "RectGrad's maps are sparser also than finally thresholded baselines.",
+            below_all(denser, "gini_thresholded", ("rectgrad_prr",)),
+            f"Gini index from the lowest: {order(metrics, 'gini_thresholded', len(metrics))}",
+        ),
+        Finding(
             "Only RectGrad is free of background noise.",
             None,
             "pictures cannot settle this: noise-level measures it where objects are known",

@@ -16,7 +16,7 @@ from torch import Tensor
 from rectgrad.experiments.boxes import boxes
 from rectgrad.experiments.findings import Finding, Table, mean, number
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.statistics import spread
+from rectgrad.experiments.statistics import FEW, spread
 from rectgrad.experiments.units import activations, resized
 
 TITLE = "How often units are active on the object and on the background"
@@ -135,6 +135,8 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
 def _as_often(found: dict[str, Any]) -> bool | None:
     """No: the interval is away from zero. Yes: it lies within 0.02 of zero. Else the numbers do not tell."""
     low, high = found["interval"]
+    if found["n"] < FEW:
+        return None
     if low > 0 or high < 0:
         return False
     return True if max(-low, high) < 0.02 else None

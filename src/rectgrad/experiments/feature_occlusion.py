@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rectgrad.experiments.boxes import COLOURS
 from rectgrad.experiments.findings import Finding, Table, mean, number
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.statistics import spread
+from rectgrad.experiments.statistics import FEW, spread
 from rectgrad.experiments.units import LAYERS, resized
 
 TITLE = "Switching off units on the object and on the background (Figure 3)"
@@ -159,4 +159,4 @@ def _more(on_object: dict[str, Any], background: dict[str, Any]) -> bool | None:
     one, other = on_object["drop"], background["drop"]
     gap = 1.96 * np.hypot(one["std"], other["std"]) / one["n"] ** 0.5
     by = one["mean"] - other["mean"]
-    return None if abs(by) < gap else bool(by > 0)
+    return None if one["n"] < FEW or abs(by) < gap else bool(by > 0)

@@ -30,14 +30,22 @@ class Gallery(NamedTuple):
         return [self.model.label(int(c)) for c in self.found]
 
 
-def gallery(model: str, images: Path | None, device: str) -> Gallery:
-    """The user's photos, or those that come with scikit-image."""
+def gallery(model: str, images: Path | None, device: str) -> tuple[Gallery, list[str]]:
+    """The user's photos, or those that come with scikit-image; and a sentence about each unreadable one."""
     network = load(model)
     network.module.to(device).requires_grad_(False)
     found = files.sources([str(images)]) if images else files.sample_photos()
-    crops = [network.crop(photos.read(source.path)) for source in found]
+    names, crops, broken = [], [], []
+    for source in found:
+        try:
+            crops.append(network.crop(photos.read(source.path)))
+            names.append(source.name)
+        except photos.UnreadableImageError as error:
+            broken.append(str(error))
+    if not crops:
+        raise ValueError(f"none of the photos in {str(images)!r} can be read: {broken[0]}")
     x = torch.stack([network.prepare(crop) for crop in crops])
-    return Gallery(network, [source.name for source in found], crops, x, _answers(network, x, device))
+    return Gallery(network, names, crops, x, _answers(network, x, device)), broken
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rectgrad import training
+from rectgrad import files, training
 from rectgrad.data import DATASETS, Dataset, Images, masks, scaled
 from rectgrad.data.dataset import cache
 from rectgrad.data.fetch import Watch, unwatched
@@ -20,6 +20,7 @@ from rectgrad.experiments.gallery import MODEL, Gallery, gallery
 from rectgrad.experiments.parts import Parts
 from rectgrad.models import ModelUnavailableError, load
 
+NO_PHOTOS = "no photos were shown"
 EPOCHS = {"cifar10": 20, "shapes": 7}
 SHIPPED = {("cifar10", "standard"): "cifar10_cnn", ("cifar10", "patch"): "cifar10_cnn_patch"}  # of seed 0
 
@@ -44,7 +45,9 @@ class Lab:
     def settings(self) -> dict[str, Any]:
         """All that the outcome depends on."""
         named = {"experiment": self.experiment, "dataset": self.dataset_name, "preset": self.preset}
-        shown = {"model": self.model or MODEL, "photos": str(self.images or "scikit-image")}
+        photos = files.sources([str(self.images)]) if self.images else []
+        marks = [[source.name, *files.mark(source.path)] for source in photos if source.path.exists()]
+        shown = {"model": self.model or MODEL, "photos": marks or "scikit-image"}
         trained = {"seed": self.seed, "epochs": EPOCHS[self.dataset_name]}
         return named | trained | self.numbers | (shown if self.shows_photos else {})
 
@@ -90,6 +93,8 @@ class Lab:
         right = training.logits(self.network, scaled(images.pixels)).argmax(1).numpy() == images.labels
         rows = [np.flatnonzero(right & (images.labels == c))[:each] for c in range(len(self.dataset.classes))]
         found = images.rows(np.concatenate(rows))
+        if not len(found):
+            raise ValueError("the network gets no picture with a known object right: nothing to measure")
         assert found.masks is not None
         return scaled(found.pixels), torch.from_numpy(found.masks), found
 
@@ -105,12 +110,14 @@ class Lab:
     def gallery(self) -> Gallery | None:
         """Photos and the network that looks at them; None, and a note, where the usual ones are not here."""
         try:
-            return gallery(self.model or MODEL, self.images, self.device)
+            found, broken = gallery(self.model or MODEL, self.images, self.device)
         except (ModelUnavailableError, ValueError) as error:
             if self.model or self.images:
                 raise
-            self.notes.append(f"no photos were shown: {error}")
+            self.notes.append(f"{NO_PHOTOS}: {error}")
             return None
+        self.notes += [f"left out: {sentence}" for sentence in broken]
+        return found
 
 
 def _same(images: Images) -> Images:

@@ -42,6 +42,11 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | N
     )
 
 
+def of_maps(values: Tensor, maps: Tensor) -> list[float]:
+    """One value a map; NaN for a map of zeros, which would look like the best one."""
+    return torch.where(maps.flatten(1).any(1), values, torch.nan).tolist()
+
+
 def finally_thresholded(maps: Tensor, method: str) -> Tensor:
     """Each map with the final threshold of the paper's comparisons, which RectGrad goes without."""
     if method.startswith("rectgrad"):

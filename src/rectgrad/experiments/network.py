@@ -27,16 +27,18 @@ def train(
     checkpoint = out.with_name(f"{out.stem}-{dataset}{'-patch' * patch}.checkpoint.safetensors")
     run = training.train(seen, plan, checkpoint=checkpoint, watch=watch)
     module = run.module.half().float() if half else run.module
+    with training.repeatable():
+        correct, where = training.accuracy(module, asked), environment(plan.device)
     record = {
         "weights": out.name,
         "dataset": dataset,
         "patch": patch,
         "half": half,
-        "test_accuracy": training.accuracy(module, asked),
+        "test_accuracy": correct,
         "losses": run.losses,
         "plan": asdict(plan),
         "data_sha256": digest_of(seen),
-        "environment": environment(plan.device),
+        "environment": where,
         "commit": commit(),
     }
     state = (module.half() if half else module).state_dict()

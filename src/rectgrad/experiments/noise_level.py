@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rectgrad.experiments.boxes import both, boxes
 from rectgrad.experiments.findings import Finding, Table, below_all, by_method, order
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
+from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded, of_maps
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.metrics import outside, total_variation
 
@@ -54,19 +54,18 @@ def _outside(lab: Lab, method: str) -> dict[str, list[float]]:
     cut = finally_thresholded(maps, method)
     return {
         "outside": outside(maps, objects).tolist(),
-        "outside_share": outside(maps, objects, share=True).tolist(),
+        "outside_share": of_maps(outside(maps, objects, share=True), maps),
         "outside_thresholded": outside(cut, objects).tolist(),
-        "outside_share_thresholded": outside(cut, objects, share=True).tolist(),
+        "outside_share_thresholded": of_maps(outside(cut, objects, share=True), cut),
     }
 
 
 def _roughness(module: nn.Module, x: Tensor, method: str) -> dict[str, list[float]]:
     maps = comparison_map(module, x, method)
+    cut = finally_thresholded(maps, method)
     return {
-        "total_variation": total_variation(maps, normalize=True).tolist(),
-        "total_variation_thresholded": total_variation(
-            finally_thresholded(maps, method), normalize=True
-        ).tolist(),
+        "total_variation": of_maps(total_variation(maps, normalize=True), maps),
+        "total_variation_thresholded": of_maps(total_variation(cut, normalize=True), cut),
     }
 
 

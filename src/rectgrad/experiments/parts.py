@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -9,6 +10,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rectgrad import files
 
@@ -36,8 +39,18 @@ class Parts:
         files.save_json({"part": name, "value": value}, self._path(name))
         return self.known(name)
 
+    def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """`part` for what is too large for JSON."""
+        path = self._path(name).with_suffix(".npy")
+        if not path.exists():
+            files.save_array(make(), path)
+        return np.load(path, allow_pickle=False)
+
     def _path(self, name: str) -> Path:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"
 
     def clear(self) -> None:
-        shutil.rmtree(self._all, ignore_errors=True)
+        """Away with the parts of these settings; those of others stay."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._all.rmdir()

@@ -20,7 +20,7 @@ from rectgrad.experiments import sheets
 from rectgrad.experiments.boxes import both, boxes
 from rectgrad.experiments.findings import Finding, Table, by_method, least, methods, number, order
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
+from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded, of_maps
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.experiments.statistics import spread
 from rectgrad.metrics import in_box
@@ -96,9 +96,9 @@ def _measured(module: nn.Module, x: Tensor, method: str) -> dict[str, list[float
     cut = finally_thresholded(maps, method)
     return {
         "amount": in_box(maps, corner).tolist(),
-        "share": in_box(maps, corner, share=True).tolist(),
+        "share": of_maps(in_box(maps, corner, share=True), maps),
         "amount_thresholded": in_box(cut, corner).tolist(),
-        "share_thresholded": in_box(cut, corner, share=True).tolist(),
+        "share_thresholded": of_maps(in_box(cut, corner, share=True), cut),
     }
 
 

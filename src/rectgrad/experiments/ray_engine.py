@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,22 +22,26 @@ from rectgrad.experiments.roar_kar import Cell
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
     with cluster.session() as ray:
         sets, network = ray.put(roar_kar.pictures(lab)), ray.put(copy.deepcopy(lab.network).cpu())
-        order = ray.remote(_ranked).options(**_needs(lab.device))
-        work = ray.remote(_trained).options(**_needs(lab.device))
+        device, needs = _task(lab.device, ray.cluster_resources())
+        order, work = (ray.remote(each).options(**needs) for each in (_ranked, _trained))
         kinds = roar_kar.kinds(missing)
-        orders = {kind: order.remote(network, sets, lab.device, *kind) for kind in kinds}
+        orders = {kind: order.remote(network, sets, device, *kind) for kind in kinds}
         tasks = {}
         for group in roar_kar.groups(lab, missing):
             ranks = [orders[kind] for kind in roar_kar.kinds(group)]
-            tasks[work.remote(sets, group, roar_kar.plan(lab), *ranks)] = group
+            tasks[work.remote(sets, group, replace(roar_kar.plan(lab), device=device), *ranks)] = group
         for group, found in cluster.as_they_come(ray, tasks):
             yield from zip(group, found, strict=True)
 
 
-def _needs(device: str) -> dict[str, Any]:
-    """A task's share of a machine, and how often it is tried again when its worker dies."""
-    gpu = torch.device(device).type == "cuda"
-    return {"num_gpus": 1, "max_retries": 5} if gpu else {"num_cpus": many.THREADS, "max_retries": 5}
+def _task(device: str, there: dict[str, float]) -> tuple[str, dict[str, Any]]:
+    """A task's device, which a worker sees as its only one; its share of a machine, and how often it is tried
+    again when its worker dies."""
+    if torch.device(device).type != "cuda":
+        return device, {"num_cpus": min(many.THREADS, int(there.get("CPU", 1))), "max_retries": 5}
+    if not there.get("GPU"):
+        raise ValueError(f"--device {device}: Ray knows no GPU here")
+    return "cuda", {"num_gpus": 1, "max_retries": 5}
 
 
 # Ray's processes are named after these.

@@ -14,6 +14,7 @@ from rectgrad.catalog import TITLES
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.findings import Finding, Table
 from rectgrad.experiments.gallery import MODEL, PAPERS
+from rectgrad.experiments.lab import NO_PHOTOS
 from rectgrad.experiments.reproduce import experiment
 
 HOLDS = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "not told")}
@@ -140,7 +141,11 @@ def _section(record: dict[str, Any]) -> str:
 def _made_by(record: dict[str, Any]) -> str:
     where = record["environment"]
     device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
-    shown = {k: v for k, v in record["settings"].items() if k not in ("experiment", "dataset", "preset", "q")}
+    shown = {
+        k: v
+        for k, v in record["settings"].items()
+        if k not in ("experiment", "dataset", "preset", "q", "photos")
+    }
     numbers = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
     return (
         f"{record['dataset']}, preset {record['preset']}: {numbers}. {device}; torch {where['torch']}; "
@@ -151,7 +156,7 @@ def _made_by(record: dict[str, Any]) -> str:
 
 def _notes(record: dict[str, Any]) -> list[str]:
     model = record["settings"].get("model")
-    if model != MODEL:
+    if model != MODEL or any(note.startswith(NO_PHOTOS) for note in record["notes"]):
         return record["notes"]
     command = f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --model {PAPERS}"
     paper = (

@@ -15,7 +15,7 @@ from rectgrad.bench.environment import commit, environment
 from rectgrad.data import DATASETS
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.experiments import EXPERIMENTS
-from rectgrad.experiments.lab import Lab
+from rectgrad.experiments.lab import NO_PHOTOS, Lab
 from rectgrad.training import repeatable
 
 ENGINES = ("local", "ray")
@@ -59,7 +59,12 @@ def reproduce(
         lab.model, lab.images = model, images
     path = folder / f"{name}.json"
     with repeatable():
-        record = _known(path, lab) or _made(module, lab)
+        record = _known(path, lab)
+        if record is None:
+            _check_kept(path, preset, out)
+            if photos:
+                lab.gallery  # noqa: B018 - what is wrong with photos is said before the work
+            record = _made(module, lab)
         if figures and not _drawn(folder, record):
             record["figures"] = [
                 _saved(lab, key, page) for key, page in module.draw(lab, record["metrics"]).items()
@@ -101,7 +106,19 @@ def _made(module: ModuleType, lab: Lab) -> dict[str, Any]:
 def _known(path: Path, lab: Lab) -> dict[str, Any] | None:
     """The record of these settings, where there is one."""
     found: dict[str, Any] = files.load_json(path) or {}
-    return found if found.get("settings") == lab.settings() else None
+    if found.get("settings") != lab.settings():
+        return None
+    lacking = any(note.startswith(NO_PHOTOS) for note in found["notes"])
+    return None if lacking and lab.gallery else found  # what was missing then is here now
+
+
+def _check_kept(path: Path, preset: str, out: Path) -> None:
+    """A quick run does not take the place of a long one."""
+    found: dict[str, Any] = files.load_json(path) or {}
+    if preset == "quick" and found.get("preset") == "paper":
+        raise ValueError(
+            f"{path} is a record of the preset paper: keep it, and give another folder with --out"
+        )
 
 
 def _drawn(folder: Path, record: dict[str, Any]) -> bool:

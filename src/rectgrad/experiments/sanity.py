@@ -119,7 +119,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
 def tables(metrics: dict[str, Any]) -> list[Table]:
     made = []
     for kind in KINDS:
-        for key in ("rank", "ssim"):
+        for key in MEASURES:
             rows = [
                 [TITLES[method], *(mean(each) for each in found[kind][key])]
                 for method, found in metrics.items()
@@ -134,6 +134,8 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
     said = {
         "rank": "RectGrad's maps depend less on the weights than saliency's: with all layers random they are "
         "more like the trained network's (rank correlation).",
+        "rank_absolute": "They are more like them also where signs do not count (rank correlation of "
+        "absolute values).",
         "ssim": "They are more like them also by SSIM (which is high between maps that share zeros).",
     }
     return [Finding(claim, *_less_sensitive(metrics, key)) for key, claim in said.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,14 +30,20 @@ def steady() -> Iterator[None]:
 
 def at_once(device: str) -> int:
     """How many networks are best trained together. On a GPU, enough that launches cost nothing."""
-    return 45 if torch.device(device).type == "cuda" else 1
+    return 45 if _by_kernels(device) else 1
+
+
+def _by_kernels(device: str) -> bool:
+    """Whether our kernels can train there: a GPU, and Triton."""
+    return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def train(seen: Occluded, asked: Occluded, seeds: Sequence[int], plan: Plan) -> list[float]:
     """Test accuracy of a network for each seed: trained on its pictures of `seen`, asked those of `asked`."""
     plans = [replace(plan, seed=seed) for seed in seeds]
-    if torch.device(plan.device).type == "cuda":
-        return _together(seen, asked, plans)
+    if _by_kernels(plan.device):
+        with torch.cuda.device(plan.device):
+            return _together(seen, asked, plans)
     with steady():
         return [_alone(seen, asked, i, each) for i, each in enumerate(plans)]
 
