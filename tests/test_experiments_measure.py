@@ -267,3 +267,12 @@ def test_a_map_of_zeros_has_no_share():
     first, second = of_maps(torch.tensor([0.0, 0.5]), maps)
     assert np.isnan(first)
     assert second == 0.5
+
+
+def test_a_picture_counts_once_however_often_weights_are_drawn():
+    nan = float("nan")
+    first, second = [[0.2, 0.4, nan]], [[0.6, nan, nan]]  # one layer, three pictures
+    (found,) = sanity._joined([first, second])
+    assert (found["n"], found["undefined"]) == (2, 1)
+    assert found["mean"] == pytest.approx(0.4)  # of 0.4 and 0.4
+    assert found["draws"] == pytest.approx([0.3, 0.6])

@@ -25,7 +25,7 @@ from rectgrad import image
 from rectgrad.catalog import TITLES
 from rectgrad.experiments import sheets
 from rectgrad.experiments.boxes import boxes
-from rectgrad.experiments.findings import Finding, Table, below_all, by_method, methods, number, order
+from rectgrad.experiments.findings import Finding, Table, below_all, by_method, mean, methods, number, order
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
 from rectgrad.experiments.statistics import by_method as spreads
@@ -100,14 +100,14 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def _chosen(lab: Lab) -> dict[str, Any]:
-    """The pictures whose class an attack changes and the control does not."""
+    """The pictures whose class an attack changes, and how often the control keeps it."""
     x, _ = lab.test()
     before = logits(lab.network, x).argmax(1)
     after = torch.cat([_after(lab, rows) for rows in x.split(CHUNK)])
     beside = logits(lab.network, _noisy(lab, x, torch.arange(len(x)))).argmax(1)
     changed = (before != after).nonzero().flatten()
-    both = changed[before[changed] == beside[changed]][: lab.numbers["changed_at_most"]]
-    return {"changed": both.tolist(), "of": len(x), "kept": float((before == beside).float().mean())}
+    rows = changed[: lab.numbers["changed_at_most"]]
+    return {"changed": rows.tolist(), "of": len(x), "kept": float((before == beside).float().mean())}
 
 
 def _after(lab: Lab, x: Tensor) -> Tensor:
@@ -125,15 +125,16 @@ def _noisy(lab: Lab, x: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _measured(lab: Lab, x: Tensor, numbers: Tensor, method: str) -> dict[str, list[float]]:
-    module = lab.network
+    module, noisy = lab.network, _noisy(lab, x, numbers)
     moved = attacked(module, x.to(lab.device), lab.numbers["eps"]).cpu()
-    one, other, control = (
-        comparison_map(module, each, method) for each in (x, moved, _noisy(lab, x, numbers))
-    )
+    one, other, control = (comparison_map(module, each, method) for each in (x, moved, noisy))
+    control[logits(module, x).argmax(1) != logits(module, noisy).argmax(1)] = torch.nan  # no control there
     cut, other_cut = (finally_thresholded(each, method) for each in (one, other))
     return {
         "rank": rank_correlation(one, other).tolist(),
         "rank_control": rank_correlation(one, control).tolist(),
+        "rank_absolute": rank_correlation(one, other, absolute=True).tolist(),
+        "rank_absolute_control": rank_correlation(one, control, absolute=True).tolist(),
         "rank_thresholded": rank_correlation(cut, other_cut).tolist(),
         "ssim": ssim(one, other).tolist(),
         "ssim_control": ssim(one, control).tolist(),
@@ -212,14 +213,18 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         "rank": "rank correlation",
         "rank_control": "rank, control",
         "rank_thresholded": "rank, final threshold",
+        "rank_absolute": "rank of absolute values",
+        "rank_absolute_control": "its control",
         "ssim": "SSIM",
         "ssim_control": "SSIM, control",
         "ssim_thresholded": "SSIM, final threshold",
         "edges": "correlation with edges",
     }
+    which = "" if "rank_absolute" in metrics["rectgrad"] else " and the control did not"  # earlier records
     note = (
-        f"{metrics['changed']} pictures of {metrics['of']} whose class the attack changed and noise of the "
-        f"same size did not (noise keeps the class of {metrics['kept']:.1%}). Mean with its 95 % interval."
+        f"{metrics['changed']} pictures of {metrics['of']} whose class the attack changed{which}. The "
+        f"control is noise of the same size; it keeps the class of {metrics['kept']:.1%}, and only those "
+        "count there. Mean with its 95 % interval."
     )
     return [by_method(metrics, first, note)]
 
@@ -235,6 +240,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             below_all(metrics, "rank", ("rectgrad_prr",)) if enough else None,
             f"lowest: {order(metrics, 'rank')}",
         ),
+        *_where_signs_do_not_count(metrics, enough),
         Finding(
             "They change most also by SSIM.",
             below_all(metrics, "ssim", ("rectgrad_prr",)) if enough else None,
@@ -254,6 +260,16 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             f"correlation with edges, highest: {said}",
         ),
     ]
+
+
+def _where_signs_do_not_count(metrics: dict[str, Any], enough: bool) -> list[Finding]:
+    """RectGrad's maps have no sign; a gradient map may keep its places and turn its signs."""
+    key = "rank_absolute"
+    if key not in metrics["rectgrad"]:
+        return []  # a record of before this was measured
+    told = below_all(metrics, key, ("rectgrad_prr",)) if enough else None
+    claim = "They change most also where signs do not count (rank correlation of absolute values)."
+    return [Finding(claim, told, f"lowest: {order(metrics, key)}; RectGrad {mean(metrics['rectgrad'][key])}")]
 
 
 def _interval(name: str, metrics: dict[str, Any]) -> list[float]:

@@ -48,9 +48,12 @@ def methods(metrics: Metrics) -> list[str]:
 
 
 def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> Table:
-    """A row for each method. columns: the key of a spread -> what the column is called."""
-    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in columns)] for name in methods(metrics)]
-    return Table(["method", *columns.values()], rows, note)
+    """A row for each method. columns: the key of a spread -> what the column is called; what a record of an
+    earlier version does not have is left out."""
+    names = methods(metrics)
+    kept = [key for key in columns if all(key in metrics[name] for name in names)]
+    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in kept)] for name in names]
+    return Table(["method", *(columns[key] for key in kept)], rows, note)
 
 
 def order(metrics: Metrics, key: str, first: int = 4) -> str:

@@ -68,8 +68,17 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def _joined(draws: list[list[list[float]]]) -> list[dict[str, Any]]:
-    """For each layer, over all draws and pictures."""
-    return [spread([value for part in layer for value in part]) for layer in zip(*draws, strict=True)]
+    """For each layer, over the pictures; a picture's value is the mean over draws of random weights."""
+    found = []
+    for layer in zip(*draws, strict=True):
+        values = np.array(layer, dtype=np.float64)  # draws, pictures
+        told = ~np.isnan(values)
+        means = np.where(told, values, 0).sum(0) / np.where(told.any(0), told.sum(0), np.nan)
+        each = [
+            float(row[keep].mean()) if keep.any() else None for row, keep in zip(values, told, strict=True)
+        ]
+        found.append({**spread(means), "draws": each})
+    return found
 
 
 def _measured(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list[float]]]]:
@@ -146,6 +155,8 @@ def _less_sensitive(metrics: dict[str, Any], key: str) -> tuple[bool | None, str
     ends = {name: found["cascading"][key][-1] for name, found in metrics.items()}
     ours, theirs = (ends[name].get("interval", (-1.0, 1.0)) for name in ("rectgrad", "saliency"))
     told = True if ours[0] > theirs[1] else (False if ours[1] < theirs[0] else None)
+    if len(ends["rectgrad"].get("draws", LAYERS)) < 2:
+        told = None  # one random network is one random network
     ordered = sorted(ends, key=lambda name: -ends[name].get("mean", -1.0))
     values = ", ".join(f"{TITLES[name]} {number(ends[name].get('mean', np.nan))}" for name in ordered)
     return told, f"{MEASURES[key]} with all layers random: {values}"
