@@ -31,7 +31,7 @@ h3 { margin: 1.5rem 0 .5rem; } p { max-width: 50rem; } .faint { color: var(--fai
 nav a { margin-right: 1rem; display: inline-block; } a { color: inherit; }
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; background: #fff; }
 figcaption { max-width: 50rem; color: var(--faint); font-size: .9375rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0; }
+.wide, .text { overflow-x: auto; } table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 td { font-variant-numeric: tabular-nums; } th, td { white-space: nowrap; }
