@@ -10,13 +10,15 @@ from scipy import ndimage, stats
 from torch import nn
 
 import rectgrad
-from rectgrad.data import scaled, shapes
+from rectgrad import data
+from rectgrad.data import Dataset, scaled, shapes
 from rectgrad.experiments import (
     accumulation,
     adversarial,
     feature_maps,
     feature_occlusion,
     findings,
+    lab,
     sanity,
     statistics,
     threshold,
@@ -276,3 +278,24 @@ def test_a_picture_counts_once_however_often_weights_are_drawn():
     assert (found["n"], found["undefined"]) == (2, 1)
     assert found["mean"] == pytest.approx(0.4)  # of 0.4 and 0.4
     assert found["draws"] == pytest.approx([0.3, 0.6])
+
+
+def test_all_pictures_whose_class_changed_and_only_steady_controls(monkeypatch, tmp_path, module):
+    """Noise so strong that the control changes the class of some pictures too."""
+    pictures = shapes.generate(40, 5)
+    dataset = Dataset("cifar10", tuple(shapes.CLASSES), pictures, pictures)
+    monkeypatch.setitem(data.DATASETS, "cifar10", lambda: dataset)
+    work = lab.Lab(
+        "adversarial", "cifar10", "quick", {"images": 40, "changed_at_most": 99, "eps": 0.4}, tmp_path
+    )
+    x = scaled(pictures.pixels)
+    before, after = (module(each).argmax(1) for each in (x, adversarial.attacked(module, x, 0.4)))
+    rows = adversarial._chosen(work)["changed"]
+    assert rows == (before != after).nonzero().flatten().tolist()
+    numbers = torch.tensor(rows)
+    found = adversarial._measured(work, x[rows], numbers, "saliency")
+    steady = module(adversarial._noisy(work, x[rows], numbers)).argmax(1) == before[rows]
+    assert 0 < int(steady.sum()) < len(rows)
+    for key in ("rank_control", "rank_absolute_control", "ssim_control"):
+        assert (~np.isnan(found[key])).tolist() == steady.tolist()
+    assert not np.isnan(found["rank"]).any()

@@ -61,7 +61,7 @@ def reproduce(
     with repeatable():
         record = _known(path, lab)
         if record is None:
-            _check_kept(path, preset, out)
+            _check_kept(path, preset)
             if photos:
                 lab.gallery  # noqa: B018 - what is wrong with photos is said before the work
             record = _made(module, lab)
@@ -112,7 +112,7 @@ def _known(path: Path, lab: Lab) -> dict[str, Any] | None:
     return None if lacking and lab.gallery else found  # what was missing then is here now
 
 
-def _check_kept(path: Path, preset: str, out: Path) -> None:
+def _check_kept(path: Path, preset: str) -> None:
     """A quick run does not take the place of a long one."""
     found: dict[str, Any] = files.load_json(path) or {}
     if preset == "quick" and found.get("preset") == "paper":

@@ -120,7 +120,7 @@ class Networks:
         positions = count * side * side
         y = self._buffer(name, positions, cout)
         w, b = self.seen[f"{name}.weight"], self.seen[f"{name}.bias"]
-        self._launch(kernels.convolve, positions, x, w, b, y, y, name, False)
+        self._launch(positions, x, w, b, y, y, name, False)
         return y
 
     def _back(self, name: str, R: Tensor, gate: Tensor, count: int) -> Tensor:
@@ -129,17 +129,17 @@ class Networks:
         positions = count * side * side
         g = self._buffer(f"{name} back", positions, cin)
         w = self.seen[f"{name}.weight"]
-        self._launch(kernels.convolve, positions, R, w, w, gate, g, name, True)
+        self._launch(positions, R, w, w, gate, g, name, True)
         return g
 
     def _launch(
-        self, kernel: Any, positions: int, x: Tensor, w: Tensor, b: Tensor, gate: Tensor, y: Tensor,
+        self, positions: int, x: Tensor, w: Tensor, b: Tensor, gate: Tensor, y: Tensor,
         name: str, backward: bool,
     ) -> None:  # fmt: skip
         side, cin, cout = CONVOLUTIONS[name]
         cin, cout = (cout, cin) if backward else (cin, cout)
         block = 128
-        kernel[(-(-positions // block), self.n)](
+        kernels.convolve[(-(-positions // block), self.n)](
             x, w, b, gate, y, positions,
             SIDE=side, TAPS=1 if name == "conv1" else 9, CIN=cin, COUT=cout,
             BACKWARD=backward, PRECISION=self.precision, SUMS=self.sums, BLOCK=block,
@@ -189,9 +189,8 @@ def _loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logs = logits.log_softmax(2)
     index = labels.expand(len(logits), -1).unsqueeze(2)
     losses = -logs.gather(2, index).squeeze(2).mean(1)
-    return losses, (logs.exp().scatter_add(2, index, torch.full_like(index, -1, dtype=logs.dtype))) / len(
-        labels
-    )
+    one = torch.ones_like(index, dtype=logs.dtype)
+    return losses, logs.exp().scatter_add(2, index, -one) / len(labels)
 
 
 # --- weights as torch has them, and as the kernels take them -----------------------------------------------
