@@ -90,13 +90,15 @@ def test_narrow_numbers_follow_the_wide_ones(dtype, monkeypatch):
 
 def test_alone_is_the_usual_training():
     """On a CPU: the accuracy of a network trained by the one loop on the occluded pictures."""
+    torch.manual_seed(0)
     images, plan = shapes.generate(200, 0), training.Plan(epochs=2, seed=3)
     ranks = torch.rand(1, 200, 1024).argsort(2).to(torch.int16)
     data = many.Occluded(images, ranks, [many.Hidden(0, 0, 100)], MEAN, "cpu")
     (found,) = many.train(data, data, [3], plan)
     run = training.fresh(plan)
     x = data.inputs(0, 0, 200).contiguous()
-    for _ in range(2):
-        training.one_epoch(run, x, data.labels, plan)
-    right = training.logits(run.module.eval(), x).argmax(1) == data.labels
-    assert found == pytest.approx(float(right.float().mean()))
+    with many.steady():  # sums round as they are split among threads
+        for _ in range(2):
+            training.one_epoch(run, x, data.labels, plan)
+        right = training.logits(run.module.eval(), x).argmax(1) == data.labels
+    assert found == float(right.float().mean())
