@@ -1,10 +1,10 @@
 """Ways to train the paper's CNN many times on one GPU, and whether networks trained at once are those trained
 alone.
 
-    python benchmarks/many_networks.py [--steps 200] [--networks 8] [--out FILE]
+    python benchmarks/many_networks.py [--steps 200] [--networks 24] [--out FILE]
 
 Speed, as seconds for a CNN (20 epochs, 500 batches of 100): one network in a plain loop; one in a CUDA graph;
-several graphs on streams of their own; grouped convolutions in a graph; our kernels. The floor: the bytes
+several graphs on streams of their own; grouped convolutions; our kernels. The floor: the bytes
 that a step must move at the bandwidth measured here, and its arithmetic at the speed of products here.
 Equality: first losses against a network alone, in float64 and float32, beside how far torch is from itself
 with inputs moved by a ten-millionth; test accuracy of networks trained at once and alone. Needs CIFAR-10 and
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,22 @@ def plain_step(
     return step
 
 
-def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
+class Captured:
+    """A step as a CUDA graph. It holds the step: a graph does not own the tensors it writes to."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.step, self.graph = step, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
             step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
+
+    def replay(self) -> None:
+        self.graph.replay()
 
 
 class Grouped(nn.Module):
@@ -99,35 +104,35 @@ class Grouped(nn.Module):
         return ((x @ self.dense1).relu() @ self.dense2).flatten(0, 1)
 
 
-def speeds(seen: Any, steps: int) -> dict[str, float]:
+def speeds(seen: Any, steps: int) -> Iterator[tuple[str, float]]:
+    """Of each approach, seconds a CNN."""
     x = torch.randn(100, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(0, 10, (100,), device="cuda")
     make = lambda: CifarCNN().cuda().to(memory_format=torch.channels_last)  # noqa: E731
-    found = {"alone, float32": seconds(plain_step(make(), x, y, False), steps // 2)}
-    found["alone, bfloat16"] = seconds(plain_step(make(), x, y, True), steps // 2)
-    for half in (False, True):
-        graph = captured(plain_step(make(), x, y, half))
-        found[f"a CUDA graph, {'bfloat16' if half else 'float32'}"] = seconds(graph.replay, steps)
-    for n in (4, 8):
-        graphs, streams = [], [torch.cuda.Stream() for _ in range(n)]
-        graphs = [captured(plain_step(make(), x, y, True)) for _ in range(n)]
-
-        def all_of_them(graphs: Any = graphs, streams: Any = streams) -> None:
-            for graph, stream in zip(graphs, streams, strict=True):
-                with torch.cuda.stream(stream):
-                    graph.replay()
-
-        found[f"{n} graphs on streams, bfloat16"] = seconds(all_of_them, steps, n)
-    for n in (8, 32):
-        grouped = Grouped(n).cuda().to(memory_format=torch.channels_last)
-        wide = x.repeat(1, n, 1, 1).to(memory_format=torch.channels_last)
-        graph = captured(plain_step(grouped, wide, y.repeat(n), True))
-        found[f"{n} as groups of one, bfloat16"] = seconds(graph.replay, max(steps // n, 5), n)
     for n in (8, 16, 32, 45, 64):
-        together = Networks([CifarCNN() for _ in range(n)], "cuda")
-        data = seen(n)
-        found[f"{n} by our kernels, bfloat16"] = seconds(lambda t=together, d=data: t.learn(d, 0, 100), 40, n)
-    return found
+        together, data = Networks([CifarCNN() for _ in range(n)], "cuda"), seen(n)
+        yield f"{n} by our kernels, bfloat16", seconds(lambda t=together, d=data: t.learn(d, 0, 100), 40, n)
+    for half, kind in ((False, "float32"), (True, "bfloat16")):
+        yield f"alone, {kind}", seconds(plain_step(make(), x, y, half), steps // 2)
+        yield f"a CUDA graph, {kind}", seconds(Captured(plain_step(make(), x, y, half)).replay, steps)
+    for n in (4, 8):
+        graphs = [Captured(plain_step(make(), x, y, True)) for _ in range(n)]
+        yield f"{n} graphs on streams, bfloat16", seconds(side_by_side(graphs), steps, n)
+    grouped = Grouped(8).cuda().to(memory_format=torch.channels_last)
+    wide = x.repeat(1, 8, 1, 1).to(memory_format=torch.channels_last)
+    yield "8 as groups of one, bfloat16", seconds(plain_step(grouped, wide, y.repeat(8), True), 3, 8)
+
+
+def side_by_side(graphs: Sequence[Captured]) -> Callable[[], None]:
+    """Each on a stream of its own."""
+    streams = [torch.cuda.Stream() for _ in graphs]
+
+    def step() -> None:
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+
+    return step
 
 
 def floor() -> dict[str, float]:
@@ -189,7 +194,7 @@ def alone(seed: int, x: Tensor, y: Tensor, test: Tensor, answers: Tensor) -> flo
     first = {name: value.clone() for name, value in module.state_dict().items()}
     bx, by = x[:100].to(memory_format=torch.channels_last).clone(), y[:100].clone()
     optimiser = adam(module)
-    graph = captured(plain_step(module, bx, by, False, optimiser))
+    graph = Captured(plain_step(module, bx, by, False, optimiser))
     with torch.no_grad():
         for name, value in module.state_dict().items():
             value.copy_(first[name])
@@ -209,7 +214,7 @@ def alone(seed: int, x: Tensor, y: Tensor, test: Tensor, answers: Tensor) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--networks", type=int, default=8)
+    parser.add_argument("--networks", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("results/bench/h200-many-networks.json"))
     given = parser.parse_args()
     dataset = cifar10.load()
@@ -228,13 +233,21 @@ def main() -> None:
         files.save_json(record, given.out)
         print(found, flush=True)
 
-    keep(seconds_a_cnn=speeds(seen, given.steps), floor=floor())
     with training.repeatable():
+        for kind, n in ((torch.bfloat16, given.networks), (torch.float32, min(8, given.networks))):
+            name = f"accuracy_at_once_{str(kind).removeprefix('torch.')}"
+            keep(**{name: many.train(seen(n), seen(n, dataset.test), range(n), PLAN, kind)})
         keep(losses_apart=first_losses(seen, x, y))
-        seeds = range(given.networks)
-        together = many.train(seen(len(seeds)), seen(len(seeds), dataset.test), seeds, PLAN)
-        keep(accuracy_at_once_bfloat16=together)
-        keep(accuracy_alone_float32=[alone(seed, x, y, test, answers) for seed in seeds])
+    keep(floor=floor())
+    found: dict[str, float] = {}
+    for name, value in speeds(seen, given.steps):
+        found[name] = value
+        keep(seconds_a_cnn=found)
+    accuracies: list[float] = []
+    with training.repeatable():
+        for seed in range(given.networks):
+            accuracies.append(alone(seed, x, y, test, answers))
+            keep(accuracy_alone_float32=accuracies)
 
 
 if __name__ == "__main__":

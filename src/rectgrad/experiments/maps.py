@@ -28,11 +28,13 @@ COMPARED = (
     "rectgrad_prr",
 )
 
+PICTURE = 6 * 2**20  # bytes that one picture takes in a pass of the paper's CNN, at most
+
 
 def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | None = None) -> Tensor:
     """(N, H, W): the map for the largest logit, summed over colours; of RectGrad, its positive parts."""
     device = next(module.parameters()).device
-    batch = 1000 if device.type == "cuda" else 100
+    batch = _rows(device)
     targets: Any = [None] * len(x) if target is None else target.split(batch)
     return torch.cat(
         [
@@ -40,6 +42,14 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | N
             for rows, wanted in zip(x.split(batch), targets, strict=False)
         ]
     )
+
+
+def _rows(device: torch.device) -> int:
+    """Pictures of 32 x 32 in a pass: few enough for a CPU's caches, many enough for a GPU to work rather than
+    wait for the next call, within half of its free memory."""
+    if device.type != "cuda":
+        return 100
+    return int(max(100, min(5000, torch.cuda.mem_get_info(device)[0] // (2 * PICTURE))))
 
 
 def of_maps(values: Tensor, maps: Tensor) -> list[float]:

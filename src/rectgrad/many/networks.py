@@ -152,10 +152,11 @@ class Networks:
         dw = self._buffer(f"{name} dw", parts * taps * cin, cout, self.wide)
         db = self._buffer(f"{name} db", parts, cout, self.wide)
         part = -(-positions // parts)
+        block = BLOCKS[name] // (2 if self.dtype == torch.float64 else 1)  # shared memory ends
         kernels.weigh[(parts, 1 if taps == 1 else 3, self.n)](
             x, R, dw, db, positions, part,
             SIDE=side, TAPS=taps, CIN=cin, COUT=cout, PRECISION=self.precision,
-            SUMS=self.sums, BLOCK=BLOCKS[name],
+            SUMS=self.sums, BLOCK=block,
         )  # fmt: skip
         found[f"{name}.weight"], found[f"{name}.bias"] = dw, db
 

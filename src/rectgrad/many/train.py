@@ -38,12 +38,19 @@ def _by_kernels(device: str) -> bool:
     return torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def train(seen: Occluded, asked: Occluded, seeds: Sequence[int], plan: Plan) -> list[float]:
-    """Test accuracy of a network for each seed: trained on its pictures of `seen`, asked those of `asked`."""
+def train(
+    seen: Occluded,
+    asked: Occluded,
+    seeds: Sequence[int],
+    plan: Plan,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[float]:
+    """Test accuracy of a network for each seed: trained on its pictures of `seen`, asked those of `asked`.
+    dtype: what our kernels multiply in, on a GPU."""
     plans = [replace(plan, seed=seed) for seed in seeds]
     if _by_kernels(plan.device):
         with torch.cuda.device(plan.device):
-            return _together(seen, asked, plans)
+            return _together(seen, asked, plans, dtype)
     with steady():
         return [_alone(seen, asked, i, each) for i, each in enumerate(plans)]
 
@@ -58,11 +65,11 @@ def _alone(seen: Occluded, asked: Occluded, network: int, plan: Plan) -> float:
     return float((answers == asked.labels.cpu()).float().mean())
 
 
-def _together(seen: Occluded, asked: Occluded, plans: Sequence[Plan]) -> list[float]:
+def _together(seen: Occluded, asked: Occluded, plans: Sequence[Plan], dtype: torch.dtype) -> list[float]:
     from rectgrad.many.networks import Networks  # needs Triton
 
     modules: list[Any] = [training.fresh(replace(p, device="cpu")).module for p in plans]
-    networks = Networks(modules, plans[0].device)
+    networks = Networks(modules, plans[0].device, dtype)
     batch = plans[0].batch
     for _ in range(plans[0].epochs):
         for first in range(0, len(seen), batch):
