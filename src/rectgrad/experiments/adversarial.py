@@ -220,9 +220,8 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         "ssim_thresholded": "SSIM, final threshold",
         "edges": "correlation with edges",
     }
-    which = "" if "rank_absolute" in metrics["rectgrad"] else " and the control did not"  # earlier records
     note = (
-        f"{metrics['changed']} pictures of {metrics['of']} whose class the attack changed{which}. The "
+        f"{metrics['changed']} pictures of {metrics['of']} whose class the attack changed. The "
         f"control is noise of the same size; it keeps the class of {metrics['kept']:.1%}, and only those "
         "count there. Mean with its 95 % interval."
     )
@@ -240,7 +239,12 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             below_all(metrics, "rank", ("rectgrad_prr",)) if enough else None,
             f"lowest: {order(metrics, 'rank')}",
         ),
-        *_where_signs_do_not_count(metrics, enough),
+        Finding(  # RectGrad's maps have no sign; a gradient map may keep its places and turn its signs
+            "They change most also where signs do not count (rank correlation of absolute values).",
+            below_all(metrics, "rank_absolute", ("rectgrad_prr",)) if enough else None,
+            f"lowest: {order(metrics, 'rank_absolute')}; "
+            f"RectGrad {mean(metrics['rectgrad']['rank_absolute'])}",
+        ),
         Finding(
             "They change most also by SSIM.",
             below_all(metrics, "ssim", ("rectgrad_prr",)) if enough else None,
@@ -260,16 +264,6 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             f"correlation with edges, highest: {said}",
         ),
     ]
-
-
-def _where_signs_do_not_count(metrics: dict[str, Any], enough: bool) -> list[Finding]:
-    """RectGrad's maps have no sign; a gradient map may keep its places and turn its signs."""
-    key = "rank_absolute"
-    if key not in metrics["rectgrad"]:
-        return []  # a record of before this was measured
-    told = below_all(metrics, key, ("rectgrad_prr",)) if enough else None
-    claim = "They change most also where signs do not count (rank correlation of absolute values)."
-    return [Finding(claim, told, f"lowest: {order(metrics, key)}; RectGrad {mean(metrics['rectgrad'][key])}")]
 
 
 def _interval(name: str, metrics: dict[str, Any]) -> list[float]:
