@@ -80,7 +80,7 @@ class IntegratedGradients(Method):
 
     def __post_init__(self) -> None:
         check_over(self)
-        choice(self, "quadrature", ("trapezoid", "right"))
+        choice(self, "quadrature")
         integer(self, "steps", 2 if self.quadrature == "trapezoid" else 1)
         check_baseline(self)
 

@@ -21,8 +21,6 @@ from rectgrad.options import check_baseline, choice, flags, integer, number
 from rectgrad.passes import Maps, Pass
 from rectgrad.subject import Subject
 
-PROPAGATION_RULES = ("PR1", "PR2", "PR3", "PR4", "mod")
-
 
 @dataclass(frozen=True)
 class Method:
@@ -128,8 +126,8 @@ class RectGrad(Method):
         number(self, "q", 0, 100)
         if self.tau is not None:
             number(self, "tau", -math.inf)
-        choice(self, "rule", PROPAGATION_RULES)
-        choice(self, "interpolation", ("nearest", "linear"))
+        choice(self, "rule")
+        choice(self, "interpolation")
         flags(self, "padding_trick", "prr", "multiply_by_input", "positive_only")
 
     @property

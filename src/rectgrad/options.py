@@ -38,9 +38,17 @@ def integer(method: Any, name: str, low: float = -math.inf) -> None:
         raise _wrong(method, name, f"at least {low:g}", ValueError)
 
 
-def choice(method: Any, name: str, allowed: tuple[str, ...]) -> None:
-    if getattr(method, name) not in allowed:
-        raise _wrong(method, name, f"one of {', '.join(map(repr, allowed))}", ValueError)
+# Options that are one of a few words.
+CHOICES = {
+    "rule": ("PR1", "PR2", "PR3", "PR4", "mod"),
+    "interpolation": ("nearest", "linear"),
+    "quadrature": ("trapezoid", "right"),
+}
+
+
+def choice(method: Any, name: str) -> None:
+    if getattr(method, name) not in CHOICES[name]:
+        raise _wrong(method, name, f"one of {', '.join(map(repr, CHOICES[name]))}", ValueError)
 
 
 def flags(method: Any, *names: str) -> None:

@@ -3,6 +3,7 @@
 from rectgrad.image.colour import (
     cap,
     colour,
+    colour_names,
     colours,
     final_threshold,
     overlay,
@@ -19,6 +20,7 @@ __all__ = [
     "bar",
     "cap",
     "colour",
+    "colour_names",
     "colours",
     "figure",
     "final_threshold",

@@ -60,6 +60,10 @@ def colours(name: str = "signed", count: int = 256) -> np.ndarray:
     return np.stack([np.interp(at, of, stops[:, i]) for i in range(3)], axis=1)
 
 
+def colour_names() -> list[str]:
+    return list(COLOURS)
+
+
 def scheme_of(values: Any, dark: bool = False) -> str:
     """Colours that suit a map: signed where it has negative values."""
     return ("signed" if plane(values).min() < 0 else "unsigned") + ("_dark" if dark else "")

@@ -1,0 +1,112 @@
+"""The explorer under load: how fast the slider redraws, and ten visitors at once.
+
+    python benchmarks/explorer.py [--seconds 60] [--clients 10] [--out FILE]
+
+Redraw: in Chromium on this machine, from the slider's input to the new map in the page, by the page's clock.
+Visitors: each uploads a photo of its own again and again and asks for two maps; the photo that comes back
+must be its own. Resident memory of the server before, at the most, and after they left. Writes
+results/bench/explorer.json unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rectgrad import files
+from rectgrad.bench.environment import commit, environment
+from rectgrad.models import load
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import explorer  # noqa: E402
+
+MODEL = "efficientnet_lite0"
+
+
+def redraws(url: str) -> list[float]:
+    """Milliseconds, one for each of 20 values of q."""
+    with explorer.browser() as opened:
+        page = explorer.page_of(opened, url)
+        explorer.sample(page)
+        found = []
+        for q in np.linspace(99, 51, 20):
+            page.wait_for_timeout(1500)  # until layers and curve are drawn too
+            found.append(explorer.changed(page, lambda q=q: explorer.set_q(page, float(round(q)))))
+        return found
+
+
+class Visitor(threading.Thread):
+    def __init__(self, url: str, photo: Path, expected: np.ndarray, until: float) -> None:
+        super().__init__()
+        self.url, self.photo, self.expected, self.until = url, photo, expected, until
+        self.answers, self.wrong = 0, []  # type: ignore[var-annotated]
+
+    def run(self) -> None:
+        try:
+            client = explorer.Client(self.url, self.photo, MODEL)
+            while time.monotonic() < self.until:
+                client.look()
+                shown = client.draw()
+                if not np.array_equal(shown[0], self.expected):
+                    self.wrong.append("another photo")
+                self.answers += 1
+            client.close()
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+
+def visitors(served: explorer.Served, folder: Path, count: int, seconds: float) -> dict[str, Any]:
+    model = load(MODEL)
+    crowd = []
+    for i in range(count):
+        pixels = np.random.default_rng(i).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+        path = folder / f"{i}.png"
+        Image.fromarray(pixels).save(path)
+        expected = np.asarray(model.crop(Image.fromarray(pixels)))
+        crowd.append(Visitor(served.url, path, expected, time.monotonic() + seconds))
+    warm = Visitor(served.url, crowd[0].photo, crowd[0].expected, time.monotonic() + 5)
+    warm.start()
+    warm.join()
+    time.sleep(5)
+    before = most = served.resident()
+    [each.start() for each in crowd]
+    while any(each.is_alive() for each in crowd):
+        most = max(most, served.resident())
+        time.sleep(0.5)
+    time.sleep(15)
+    return {
+        "clients": count,
+        "seconds": seconds,
+        "answers": sum(each.answers for each in crowd),
+        "wrong": [said for each in crowd for said in each.wrong],
+        "resident_mb": {"before": before, "most": most, "after": served.resident()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path("results/bench/explorer.json"))
+    given = parser.parse_args()
+    record: dict[str, Any] = {"environment": environment("cpu"), "commit": commit(), "model": MODEL}
+    with explorer.served() as served, tempfile.TemporaryDirectory() as folder:
+        times = redraws(served.url)
+        record["redraw_ms"] = {"median": statistics.median(times), "most": max(times), "each": times}
+        print(record["redraw_ms"], flush=True)
+        record["visitors"] = visitors(served, Path(folder), given.clients, given.seconds)
+        print(record["visitors"], flush=True)
+    files.save_json(record, given.out)
+
+
+if __name__ == "__main__":
+    main()

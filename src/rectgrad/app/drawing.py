@@ -1,0 +1,114 @@
+"""Answers as HTML, SVG and PNG. Every text from outside is escaped here."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rectgrad import image
+from rectgrad.app.ask import Ask, thresholded
+from rectgrad.app.desk import Map, Seen
+from rectgrad.catalog import TITLES
+from rectgrad.explain import title
+
+
+def plane(name: str, values: np.ndarray, ask: Ask) -> np.ndarray:
+    """What is drawn of a map: the sum over colours, with the final threshold where it was asked for."""
+    flat = image.plane(values)
+    return image.final_threshold(flat) if ask.final_threshold and thresholded(name) else flat
+
+
+def picture(flat: np.ndarray, crop: Image.Image, ask: Ask) -> Image.Image:
+    scheme = image.scheme_of(flat, ask.dark) if ask.colours == "auto" else ask.colours
+    if ask.overlay > 0:
+        return image.overlay(crop, flat, ask.overlay, scheme)
+    return image.colour(flat, scheme)
+
+
+def maps(seen: Seen, found: dict[str, Map], ask: Ask) -> str:
+    """Photo and maps side by side."""
+    chosen = ask.chosen()
+    panels = [_panel(seen.crop, "photo", seen.name, smooth=True)]
+    for name, (values, seconds) in found.items():
+        drawn = picture(plane(name, values, ask), seen.crop, ask)
+        panels.append(_panel(drawn, title(chosen[name]), f"{seconds * 1000:.0f} ms"))
+    return f'<div class="maps">{"".join(panels)}</div>'
+
+
+def guesses(seen: Seen, said: str) -> str:
+    """What the model says, and what is explained."""
+    rows = "".join(
+        f'<li><span>{escape(g.label)}</span><meter min="0" max="1" value="{g.probability:.4f}" '
+        f'aria-label="{escape(g.label)}"></meter><b>{g.probability:.1%}</b></li>'
+        for g in seen.guesses
+    )
+    return f'<p class="said">{escape(said)}</p><ol class="guesses">{rows}</ol>'
+
+
+def layers(found: Sequence[tuple[str, np.ndarray]], ask: Ask) -> str:
+    """A strip, from the output to the input."""
+    if not found:
+        return "<p class='hint'>The chosen methods have no attribution at layers.</p>"
+    scheme = "signed_dark" if ask.dark else "signed"
+    cells = [
+        _panel(image.colour(values, scheme), name, " × ".join(map(str, values.shape)))
+        for name, values in found
+    ]
+    return f'<div class="layers">{"".join(cells)}</div>'
+
+
+def curve(points: Sequence[tuple[float, float]], q: float) -> str:
+    """Gini index against q, as SVG: the axis is stretched towards 100, where maps change."""
+    place = {value: 40 + 300 * i / (len(points) - 1) for i, (value, _) in enumerate(points)}
+    low = min(0.0, *(y for _, y in points))
+    at = [(place[x], 120 - 105 * (y - low) / (1 - low)) for x, y in points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>q {point[0]:g}: {point[1]:.2f}</title></circle>'
+        for (x, y), point in zip(at, points, strict=True)
+    )
+    ticks = "".join(f'<text x="{place[v]:.1f}" y="136" text-anchor="middle">{v:g}</text>' for v, _ in points)
+    here = float(np.interp(q, list(place), list(place.values())))
+    said = ", ".join(f"{y:.2f} at {x:g}" for x, y in points)
+    return (
+        f'<svg class="curve" viewBox="0 0 352 150" role="img" aria-label="sparsity against q: {said}">'
+        f'<line class="here" x1="{here:.1f}" x2="{here:.1f}" y1="12" y2="122"/>'
+        f'<text x="34" y="18" text-anchor="end">1</text><text x="34" y="124" text-anchor="end">{low:g}</text>'
+        f'<polyline points="{line}"/>{dots}{ticks}<text x="346" y="149" text-anchor="end">q</text></svg>'
+    )
+
+
+def sheet(seen: Seen, found: dict[str, Map], ask: Ask, caption: str) -> Image.Image:
+    """The picture to take away."""
+    chosen = ask.chosen()
+    height = seen.crop.height * max(1, round(448 / seen.crop.height))
+    panels = [image.Panel(seen.crop, "photo", smooth=True)]
+    for name, (values, _) in found.items():
+        panels.append(image.Panel(picture(plane(name, values, ask), seen.crop, ask), title(chosen[name])))
+    return image.sheet([panels], caption, cell=height, dark=ask.dark)
+
+
+def titles() -> list[tuple[str, str]]:
+    """The methods as a list to choose from."""
+    return [(said, name) for name, said in TITLES.items()]
+
+
+def _panel(drawn: Image.Image, name: str, below: str, smooth: bool = False) -> str:
+    kind = ' class="smooth"' if smooth else ""
+    return (
+        f'<figure><img{kind} src="{_data(drawn)}" alt="{escape(name)}" width="{drawn.width}" '
+        f'height="{drawn.height}"><figcaption><b>{escape(name)}</b> <span>{escape(below)}</span>'
+        "</figcaption></figure>"
+    )
+
+
+def _data(drawn: Any) -> str:
+    stream = io.BytesIO()
+    drawn.save(stream, format="PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
