@@ -27,7 +27,7 @@ from rectgrad.bench.environment import commit, environment
 from rectgrad.models import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import explorer  # noqa: E402
+import explorer
 
 MODEL = "efficientnet_lite0"
 
@@ -38,7 +38,7 @@ def redraws(url: str) -> list[float]:
         page = explorer.page_of(opened, url)
         explorer.sample(page)
         found = []
-        for q in np.linspace(99, 51, 20):
+        for q in np.linspace(99, 80, 20):
             page.wait_for_timeout(1500)  # until layers and curve are drawn too
             found.append(explorer.changed(page, lambda q=q: explorer.set_q(page, float(round(q)))))
         return found

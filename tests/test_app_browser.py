@@ -160,6 +160,19 @@ def test_every_control_has_a_name_and_the_keyboard_is_enough(url, opened):
     assert "q=97.5" in page.inner_text("#maps")
 
 
+def test_old_requests_are_dropped(url, opened):
+    page = explorer.page_of(opened, url)
+    explorer.sample(page)
+    page.wait_for_timeout(1000)
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    for q in range(60, 80):
+        explorer.set_q(page, q)
+    page.wait_for_function("document.querySelector('#maps').innerText.includes('q=79')")
+    page.wait_for_timeout(1500)
+    assert len(sent) <= 8  # twenty moves, each of them a map and its details, would be forty
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False)])
 def test_it_fits_wide_and_narrow_light_and_dark(url, opened, width, dark, tmp_path):
     page = explorer.page_of(opened, url, width, dark)

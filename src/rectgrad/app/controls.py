@@ -27,9 +27,10 @@ class Controls:
         for kind, names in ask.kinds():
             group = kind.__name__
             self._names[group] = names
-            said = ", ".join(TITLES[name] for name in names)
             shown = bool(set(names) & set(chosen))
-            with gr.Accordion(f"Options: {said}", open=group == "RectGrad", visible=shown) as box:
+            with gr.Accordion(
+                f"Options of {TITLES[names[0]]}", open=group == "RectGrad", visible=shown
+            ) as box:
                 for name, default in ask.defaults(kind).items():
                     self.fields[group, name] = control(kind, name, default)
             self.groups[group] = box

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import threading
 import time
@@ -172,10 +174,17 @@ class Desk:
         self._records.forget(lambda key: key == seen.digest)
         for shelf in (self._maps, self._curves):
             shelf.forget(lambda key: key[0] == seen.digest)
+        _trim()
 
     def _record(self, seen: Seen) -> Record:
         make = lambda: record(self.model(seen.model).module, self.inputs(seen))  # noqa: E731
         return self._records.get(seen.digest, make)
+
+
+def _trim() -> None:
+    """Give freed memory back to the system: glibc would keep hundreds of megabytes for later."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def read(path: Path, name: str) -> Image.Image:

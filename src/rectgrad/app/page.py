@@ -7,9 +7,10 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 import numpy as np
@@ -23,6 +24,7 @@ from rectgrad.app.folder import ALL, Folder
 from rectgrad.models import MODELS, ModelUnavailableError
 from rectgrad.target import contrast
 
+T = TypeVar("T")
 FIRST = ["rectgrad", "saliency", "guided_backprop"]
 WAITING = "<p class='hint'>Drop a photo, or choose a sample.</p>"
 NONE = -1  # no second class
@@ -43,7 +45,8 @@ class Page:
         self.desk, self.folder = desk, folder
         self._visits: dict[str, Seen] = {}
         self._lock = threading.Lock()
-        self._turn = threading.Semaphore(2)  # answers that are worked on at the same time
+        # Two threads do the work, whoever asks: each one that ever did keeps buffers of its own.
+        self._workers = ThreadPoolExecutor(2)
         with gr.Blocks(title="rectgrad", analytics_enabled=False, fill_width=True) as self.blocks:
             self._layout()
             self._wire()
@@ -75,7 +78,6 @@ class Page:
                 self.samples.append((button, source.path))
 
     def _asked(self) -> None:
-        self.model = gr.Dropdown(_models(self.desk), value=self.desk.first.name, label="Model")
         self.target = gr.Dropdown([], label="Class to explain", info="Type to search.", elem_id="target")
         self.versus = gr.Dropdown(
             [("any other", NONE)], value=NONE, label="Rather than", info="A second class.", elem_id="versus"
@@ -84,6 +86,7 @@ class Page:
             drawing.titles(), value=FIRST, multiselect=True, label="Methods to compare", elem_id="methods"
         )
         self.controls = Controls(FIRST)
+        self.model = gr.Dropdown(_models(self.desk), value=self.desk.first.name, label="Model")
         with gr.Accordion("Picture", open=False):
             self.final = gr.Checkbox(
                 False,
@@ -242,7 +245,7 @@ class Page:
 
     def _looked(self, path: Path, name: str, model: str, request: gr.Request) -> list[Any]:
         try:
-            seen = self.desk.look(path, name, model)
+            seen = self._work(self.desk.look, path, name, model)
         except (photos.UnreadableImageError, ModelUnavailableError, ValueError, MemoryError) as error:
             return [None, gr.update(), gr.update(), _alert(str(error) or "out of memory")]
         self._visit(request, seen)
@@ -275,8 +278,7 @@ class Page:
             return ["", "", gr.update()]
         try:
             ask = self.ask(seen, values)
-            with self._turn:
-                found = self.desk.maps(seen, ask)
+            found = self._work(self.desk.maps, seen, ask)
         except (ValueError, TypeError, RuntimeError) as error:
             return [gr.update(), gr.update(), _alert(str(error))]
         said = drawing.guesses(seen, self.caption(seen, ask))
@@ -288,8 +290,7 @@ class Page:
         try:
             ask = self.ask(seen, values)
             q = ask.options["RectGrad"]["q"]
-            with self._turn:
-                points, found = self.desk.sparsity(seen, ask), self.desk.layers(seen, ask)
+            points, found = self._work(self.desk.sparsity, seen, ask), self._work(self.desk.layers, seen, ask)
             return [drawing.layers(found, ask), drawing.curve(points, q)]
         except (ValueError, TypeError, RuntimeError):
             return ["", ""]  # what is wrong is said above the maps
@@ -304,7 +305,7 @@ class Page:
         if kind == "py":
             path.write_text(script.lines(seen, ask), encoding="utf-8")
             return str(path)
-        found = self.desk.maps(seen, ask)
+        found = self._work(self.desk.maps, seen, ask)
         if kind == "npz":
             with open(path, "wb") as stream:
                 maps = {name: each.values for name, each in found.items()}
@@ -312,6 +313,9 @@ class Page:
         else:
             drawing.sheet(seen, found, ask, self.caption(seen, ask)).save(path, compress_level=3)
         return str(path)
+
+    def _work(self, task: Callable[..., T], *args: Any) -> T:
+        return self._workers.submit(task, *args).result()
 
     def caption(self, seen: Seen, ask: Ask) -> str:
         model, target = self.desk.model(seen.model), ask.explained(seen.top)

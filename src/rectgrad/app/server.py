@@ -83,6 +83,7 @@ def launch(page: Any, temporary: Temporary, host: str, port: int | None, **optio
         share=False,
         show_error=True,
         ssr_mode=False,
+        run_history=False,
         enable_monitoring=False,
         strict_cors=True,
         state_session_capacity=200,
