@@ -6,7 +6,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 INSTALLED := pyproject.toml constraints.txt build_native.py $(wildcard src/rectgrad/kernels/native/*)
 
-.PHONY: demo test lint types tests clean
+.PHONY: demo test lint types tests test-interop docs soak fuzz wheel clean
 demo: .venv/.demo
 	$(BIN)/rectgrad explain --out demo
 
@@ -32,7 +32,36 @@ types: .venv/.test
 
 # One torch thread a worker: more of them only fight over the cores.
 tests: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore tests/interop
+
+# The methods inside Captum, Quantus and transformers.
+test-interop: .venv/.interop
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/interop
+
+.venv/.interop: .venv/.test
+	$(INSTALL) '.[interop]'
+	@touch $@
+
+# The documentation site, in site/.
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict
+
+.venv/.docs: $(INSTALLED)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) '.[docs]'
+	@touch $@
+
+# 20,000 attributions, some of them from several threads: memory stays level, results stay the same.
+soak: .venv/.test
+	$(BIN)/python benchmarks/soak.py
+
+# Broken images and odd arguments: a picture or a sentence, never a crash.
+fuzz: .venv/.test
+	$(BIN)/python benchmarks/fuzz.py
+
+wheel: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build
 
 clean:
-	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -166,7 +166,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "memory" in str(error)
+    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    return known or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+_NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
 
 
 def repeated(method: Method, k: int, inputs: Maps) -> Method:

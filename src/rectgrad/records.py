@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from rectgrad import kernels, ops
 from rectgrad.catalog import as_method
+from rectgrad.copies import out_of_memory
 from rectgrad.diagnose import warn
 from rectgrad.methods import Method
 from rectgrad.op import Op
@@ -50,7 +51,7 @@ def attribute(
         _check_model(subject, method)
         if subject.n == 0:
             return _given_back(tuple(torch.zeros_like(x) for x in subject.inputs), isinstance(inputs, tuple))
-        parts = [_part(subject, method, start, size) for start in range(0, subject.n, size)]
+        parts = _parts(subject, method, size)
     return _given_back(_joined(parts), isinstance(inputs, tuple))
 
 
@@ -224,6 +225,42 @@ def _chunk(batch_size: Any, n: int) -> int:
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size.__index__() < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
     return batch_size.__index__()
+
+
+def _parts(subject: Subject, method: Method, size: int) -> list[Maps]:
+    """The samples, so many at a time; half as many where memory is not enough."""
+    parts: list[Maps] = []
+    start, wanted = 0, size
+    while start < subject.n:
+        found = _part_or_none(subject, method, start, size)
+        if found is None:
+            size = -(-min(size, subject.n - start) // 2)
+        else:
+            parts.append(found)
+            start += size
+    if size < wanted:
+        warn(
+            f"memory was not enough for {min(wanted, subject.n)} samples at once: {size} were explained at a "
+            f"time; batch_size={size} does so from the start"
+        )
+    return parts
+
+
+def _part_or_none(subject: Subject, method: Method, start: int, size: int) -> Maps | None:
+    """None where memory was not enough and fewer samples may do."""
+    try:
+        return _part(subject, method, start, size)
+    except Exception as error:
+        if not out_of_memory(error) or min(size, subject.n - start) == 1:
+            raise
+        if subject.region is not None and any(module.training for module in subject.region.modules):
+            warn("samples see each other in training mode, so they are not cut; batch_size=N would do so")
+            raise
+    if subject.region is not None:
+        subject.region.restore()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
 
 
 def _part(subject: Subject, method: Method, start: int, size: int) -> Maps:

@@ -1,0 +1,1 @@
+"""rectgrad inside other libraries: `rectgrad.interop.captum`, `rectgrad.interop.quantus`."""
