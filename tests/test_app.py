@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -174,6 +176,7 @@ def test_a_folder_is_stepped_through_by_class(desk, tmp_path):
     ("arguments", "sentence"),
     [
         (["--host", "0.0.0.0"], "--auth user:password, or --insecure"),
+        (["--host", "nonsense.invalid", "--insecure"], "--host nonsense.invalid cannot be served: "),
         (["--auth", "me"], "--auth takes user:password"),
         (["/no/such/folder"], "'/no/such/folder' is not a folder"),
         (["--model", "nonsense"], "unknown model 'nonsense'"),
@@ -185,15 +188,28 @@ def test_the_command_says_what_is_wrong_with_it(arguments, sentence, capsys):
     assert sentence in str(found.exception or found.output) + found.output
 
 
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--port {port} cannot be served: Address already in use"):
+            server.check_place("127.0.0.1", port)
+    server.check_place("127.0.0.1", None)
+
+
 def test_a_password_or_a_word_opens_it_to_others():
     assert server.check_open("0.0.0.0", "me:secret:word", False) == ("me", "secret:word")
     assert server.check_open("0.0.0.0", None, True) is None
     assert server.check_open("127.0.0.1", None, False) is None
 
 
-def test_temporary_files_go_away(monkeypatch):
+def test_temporary_files_go_away(monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "rectgrad-app-999999999-x").mkdir()
     temporary = server.Temporary()
+    assert [temporary.path] == list(tmp_path.iterdir())
     old, new = temporary.path / "a" / "old.png", temporary.path / "new.png"
     old.parent.mkdir()
     old.write_bytes(b"x")

@@ -95,11 +95,12 @@ def sweep_parts(folder: Path) -> None:
     """Remove what a run that was killed left half-written. Another run's own parts are left alone."""
     for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
-        if writer.isdigit() and not _alive(int(writer)):
+        if writer.isdigit() and not alive(int(writer)):
             part.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
     if pid == os.getpid():
         return True
     try:

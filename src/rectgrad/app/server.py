@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
+
+from rectgrad import files
 
 UPLOAD = "20mb"
 MINUTES = 15  # that a temporary file is kept
@@ -32,11 +35,28 @@ def check_open(host: str, auth: str | None, insecure: bool) -> tuple[str, str] |
     return None
 
 
+def check_place(host: str, port: int | None) -> None:
+    """Whether it can be served there: an address of this machine, and a port that is free."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except (OSError, OverflowError) as error:
+        where = f"--host {host}" + (f" --port {port}" if port else "")
+        raise ValueError(f"{where} cannot be served: {getattr(error, 'strerror', None) or error}") from None
+
+
 class Temporary:
-    """A folder of our own for uploads and downloads: old files go, and all of it at the end."""
+    """A folder of our own for uploads and downloads: old files go, and all of it at the end. What a server
+    that was killed has left goes with the next start."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="rectgrad-app-"))
+        for left in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
+            owner = left.name.split("-")[2]
+            if not (owner.isdigit() and files.alive(int(owner))):
+                shutil.rmtree(left, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()
         os.environ["GRADIO_TEMP_DIR"] = str(self.path)  # where gradio puts them
 

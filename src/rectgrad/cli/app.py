@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +37,11 @@ def app(
     from rectgrad.app import server
 
     login = server.check_open(host, auth, insecure)
+    server.check_place(host, port)
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{str(folder)!r} is not a folder")
     network = shared.network(model, weights, labels, device, None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is temporary goes then too
     temporary = server.Temporary()  # before gradio is imported
     try:
         from rectgrad.app.desk import Desk
