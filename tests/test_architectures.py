@@ -764,8 +764,6 @@ def call(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Any:
     return torch.func.functional_call(model, parameters, (x,))
 
 
-# An exported program says that it is in training mode, whatever the model was, and has no eval().
-@pytest.mark.filterwarnings("ignore:the model is in training mode")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["resnet", "mobilenet v2", "mobilenet v3", "shufflenet", "mixer"])
 def test_another_form_of_a_model_has_the_same_maps(name: str, form: str) -> None:
@@ -848,7 +846,6 @@ def test_as_many_tokens_for_an_expert_as_samples() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:the model is in training mode")
 def test_an_exported_encoder_with_as_many_tokens_as_samples() -> None:
     case = CASES["encoder, as many tokens as samples"]
     model, inputs, kwargs = prepared(case)

@@ -85,3 +85,14 @@ def test_four_units_of_appendix_b(rule, expected, shift):
     x = torch.tensor([[3.0, 2.0, 1.0, 0.0]], dtype=torch.float64)
     options = {"q": 74, "rule": rule, "multiply_by_input": False, "positive_only": False}
     close(rectgrad.attribute(four_units([0, 0, 0, shift]), x, "rectgrad", **options), expected)
+
+
+def test_a_map_that_the_padding_trick_emptied_says_so():
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    net = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)).eval()
+    x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(37))
+    for explained in (rectgrad.attribute, lambda net, x: rectgrad.record(net, x).attribute()):
+        with pytest.warns(UserWarning, match=r"sample 0 is zero: .* padding; padding_trick=False keeps it"):
+            assert not explained(net, x).any()
+    assert rectgrad.attribute(net, x, padding_trick=False).any()

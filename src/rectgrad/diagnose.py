@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -112,12 +113,23 @@ def _stopped_at(subject: Subject, method: RectGrad, sample: int) -> str | None:
         if op.family in ops.RECTIFIERS and bool((R.reshape(op.batch, -1)[sample] != 0).any()):
             found.append((op, score(op, R, method.rule).reshape(op.batch, -1)[sample]))
 
-    again.backward(method, again.scores(subject.resolved(again.outputs)), once=False, observe=look)
+    scores = again.scores(subject.resolved(again.outputs))
+    again.backward(method, scores, once=False, observe=look)
     advice = _advice(method, found[-1][1]) if found else None
     if not advice:
-        return None
+        return _masked(again, method, scores, sample)
     op, s = found[-1]
     return f"layer {again.tape.trace.layer_of(op)!r} with {len(s)} units passed nothing {advice}"
+
+
+def _masked(again: Pass, method: RectGrad, scores: Tensor, sample: int) -> str | None:
+    """Whether the padding trick took away what was left."""
+    if not method.padding_trick:
+        return None
+    maps = again.backward(replace(method, padding_trick=False), scores, once=False)
+    if not any(bool(x[sample].any()) for x in maps):
+        return None
+    return "all that passed lay where convolutions saw padding; padding_trick=False keeps it"
 
 
 def warn_if_incomplete(subject: Subject, trace: Trace, difference: Tensor) -> None:

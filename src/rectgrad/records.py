@@ -343,8 +343,14 @@ def _warn_training(subject: Subject) -> None:
     assert subject.region is not None
     if not any(module.training for module in subject.region.modules):
         return
-    # A traced or exported program is full of containers that say so without meaning it.
-    containers = (torch.fx.GraphModule,)
-    meant = (m for m in _modules(subject) if type(m) is not nn.Module and not isinstance(m, containers))
+    # A traced or exported program is full of containers and guards that say so without meaning it.
+    made = ("torch.fx", "torch.export")
+    meant = (
+        m
+        for m in _modules(subject)
+        if type(m) is not nn.Module
+        and not isinstance(m, torch.fx.GraphModule)
+        and not type(m).__module__.startswith(made)
+    )
     if any(module.training for module in meant):
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

@@ -1,0 +1,172 @@
+"""The pages of docs/ run as they stand: their Python, their commands' names and options, their links.
+
+A block is left out only by a line `<!-- not run: reason -->` before it; few may be, and they are counted.
+"""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import typer
+
+import rectgrad
+from rectgrad.cli import COMMANDS
+from rectgrad.files import sample_photo
+from rectgrad.photos import read
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.joinpath("docs").glob("*.md"))
+MOST_EXEMPT = 5
+BETWEEN = ("&&", ";", "|")
+
+FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>.+?) -->\n+)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    flags=re.DOTALL | re.MULTILINE,
+)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    kind: str
+    code: str
+    reason: str | None
+
+
+def blocks(page: Path, kind: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(page.name, line, match["kind"], match["code"], match["reason"]))
+    return [block for block in found if block.kind == kind]
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [page.stem for page in pages]
+
+
+@pytest.fixture
+def without_onednn():
+    """Some virtual machines announce matrix instructions for half types that they lack."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+WITH_BASH = [page for page in PAGES if blocks(page, "bash")]
+
+
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=names(WITH_PYTHON))
+def test_python_runs(page, tmp_path, monkeypatch):
+    """All blocks of a page in order, in one namespace, beside a photo named cat.jpg."""
+    monkeypatch.chdir(tmp_path)
+    read(sample_photo()).save("cat.jpg")
+    scope = {"__name__": "docs"}
+    for block in blocks(page, "python"):
+        if block.reason is None:
+            blank = "\n" * (block.line - 1)  # so that a traceback has the page's own line numbers
+            exec(compile(blank + block.code, str(page), "exec"), scope)
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each call of rectgrad in a bash block: those after `&&`, `;`, `--` and variables too."""
+    calls = []
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.replace(";", " ; "), comments=True)
+        for start, word in enumerate(words):
+            before = words[start - 1] if start else ";"
+            if word == "rectgrad" and (before in (*BETWEEN, "--") or re.match(r"\w+=", before)):
+                end = next((i for i in range(start, len(words)) if words[i] in BETWEEN), None)
+                calls.append(words[start + 1 : end])
+    return calls
+
+
+def options_of(name: str) -> set[str]:
+    module = importlib.import_module(f"rectgrad.cli.{COMMANDS[name][0]}")
+    command = typer.main.get_command(getattr(module, f"{name}_app"))
+    return {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+
+
+def wrong_in(words: list[str]) -> str | None:
+    """What is wrong with a call, if anything."""
+    if not words or words[0] not in COMMANDS:
+        return f"no command {words[:1]}; there are {', '.join(COMMANDS)}"
+    known = options_of(words[0])
+    unknown = [word for word in words[1:] if word.startswith("-") and word.split("=")[0] not in known]
+    return f"{words[0]} has no option {unknown[0]}" if unknown else None
+
+
+@pytest.mark.parametrize("page", WITH_BASH, ids=names(WITH_BASH))
+def test_commands_and_their_options_exist(page):
+    for block in blocks(page, "bash"):
+        for words in commands(block) if block.reason is None else []:
+            assert not wrong_in(words), f"{page.name}:{block.line}: rectgrad {' '.join(words)}"
+
+
+def test_a_wrong_command_is_found():
+    def found(code):
+        return [wrong_in(words) for words in commands(Block("", 1, "bash", code, None))]
+
+    assert found("rectgrad explain cat.jpg --q 95  # --not an option\n") == [None]
+    assert found("RAY=1 rectgrad data cifar10 && rectgrad explode\n")[0] is None
+    assert "explode" in found("RAY=1 rectgrad data cifar10 && rectgrad explode\n")[1]
+    assert found("rectgrad explain --method smoothgrad --over rectgrad --samples 2\n") == [None]
+    assert "explode" in found("ray job submit -- \\\n  rectgrad explode\n")[0]
+    assert "--colour" in found("rectgrad explain cat.jpg \\\n  --colour red\n")[0]
+
+
+def test_few_blocks_are_exempt(capsys):
+    exempt = [b for page in PAGES for kind in ("python", "bash") for b in blocks(page, kind) if b.reason]
+    with capsys.disabled():
+        told = "; ".join(f"{b.page}:{b.line} ({b.reason})" for b in exempt)
+        print(f"\ndocs: {len(exempt)} blocks not run{': ' + told if told else ''}")
+    assert len(exempt) <= MOST_EXEMPT
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_and_images_exist(page):
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in LINK.findall(prose):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.is_file(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in map(slug, headings), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = ROOT.joinpath("mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    listed = re.findall(r"([\w-]+\.md)$", navigation, flags=re.MULTILINE)
+    assert sorted(listed) == [page.name for page in PAGES]
+
+
+def test_the_comparison_cites_tests_that_exist():
+    text = ROOT.joinpath("docs", "comparison.md").read_text(encoding="utf-8")
+    cited = set(re.findall(r"`(tests/\w+\.py)`", text))
+    assert cited
+    assert all(ROOT.joinpath(path).is_file() for path in cited)
+
+
+def test_the_pages_name_every_method_and_everything_public():
+    methods = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    for name in rectgrad.METHODS:
+        assert f"`{name}`" in methods, name
+    api = ROOT.joinpath("docs", "api.md").read_text(encoding="utf-8")
+    for name in rectgrad.__all__:
+        assert re.search(rf"^::: rectgrad\.(\w+\.)*{name}\b", api, flags=re.MULTILINE), name
