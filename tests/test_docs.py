@@ -61,7 +61,8 @@ def without_onednn():
 
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
-WITH_BASH = [page for page in PAGES if blocks(page, "bash")]
+OTHERS = [ROOT / "README.md", ROOT / "examples" / "README.md"]  # the README's Python: test_readme.py
+WITH_BASH = [page for page in (*OTHERS, *PAGES) if blocks(page, "bash")]
 
 
 @pytest.mark.usefixtures("without_onednn")
@@ -125,7 +126,9 @@ def test_a_wrong_command_is_found():
 
 
 def test_few_blocks_are_exempt(capsys):
-    exempt = [b for page in PAGES for kind in ("python", "bash") for b in blocks(page, kind) if b.reason]
+    exempt = [
+        b for page in (*OTHERS, *PAGES) for kind in ("python", "bash") for b in blocks(page, kind) if b.reason
+    ]
     with capsys.disabled():
         told = "; ".join(f"{b.page}:{b.line} ({b.reason})" for b in exempt)
         print(f"\ndocs: {len(exempt)} blocks not run{': ' + told if told else ''}")

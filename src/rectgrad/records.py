@@ -107,8 +107,8 @@ def record(
 ) -> Record:
     """Run the model once and keep the pass, for many methods or classes.
 
-    kept = rectgrad.record(model, images)
-    kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
+        kept = rectgrad.record(model, images)
+        kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
     subject = _subject(model, inputs, None, forward_args, forward_kwargs)
     subject.inputs = tuple(x.detach().clone() for x in subject.inputs)  # the caller may write on his
