@@ -107,6 +107,8 @@ def record(
 ) -> Record:
     """Run the model once and keep the pass, for many methods or classes.
 
+    Its memory is held as long as the record is.
+
         kept = rectgrad.record(model, images)
         kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
