@@ -517,3 +517,15 @@ def test_progress_is_a_bar_with_rate_and_time_left_on_a_terminal(monkeypatch):
     assert "3/3" in screen.getvalue()
     assert "/s" in screen.getvalue()
     assert "0:00:00" in screen.getvalue()
+
+
+def test_layers_never_takes_the_place_of_the_photo(run):
+    Image.new("RGB", (40, 40), "red").save("mine.png")
+    before = Path("mine.png").read_bytes()
+    status, _, said = run("layers", "mine.png", "--model", "cifar10_cnn", "--out", ".")
+    assert (status, Path("mine.png").read_bytes()) == (2, before)
+    assert "where the results go" in said
+    Image.new("RGB", (40, 40), "blue").save("other.png")
+    status, _, said = run("layers", "*.png", "--model", "cifar10_cnn")
+    assert status == 2
+    assert "layers takes one photo; '*.png' means 2" in said

@@ -155,8 +155,8 @@ def _sixth(node: Any, op: Op | None) -> bool:
     """Whether a node divides by 6."""
     name = node.name().rstrip("0123456789")
     if op is not None:
-        factor = op.args[1] if len(op.args) > 1 and op.data_count == 1 else None
         name = {"div": "DivBackward", "mul": "MulBackward"}.get(op.family, "")
+        factor = op.args[1] if name and len(op.args) > 1 and op.data_count == 1 else None
     else:
         factor = getattr(node, "_saved_other", None) if name in ("DivBackward", "MulBackward") else None
     if not isinstance(factor, (int, float)) and not (isinstance(factor, Tensor) and factor.numel() == 1):

@@ -22,7 +22,7 @@ COMMANDS = {
     "compare": ("compare", "All methods side by side, the paper's Figure 1."),
     "sweep": ("sweep", "RectGrad at many thresholds, the paper's Figure 4."),
     "layers": ("layers", "Attribution layer by layer, the paper's Figure 7."),
-    "app": ("app", "The explorer: see it in a browser."),
+    "app": ("explorer", "The explorer: see it in a browser."),
     "bench": ("bench", "What each method costs against the plain gradient."),
     "data": ("data", "Get CIFAR-10 and its masks ready."),
     "train": ("train", "Train the paper's CNN."),

@@ -36,7 +36,10 @@ def layers(
     Example: rectgrad layers cat.jpg --methods saliency,rectgrad
     """
     chosen = shared.picture_methods(methods, q)
-    (source,) = shared.photos_meant([photo] if photo else None)
+    meant = shared.photos_meant(None if photo is None else [photo], out)
+    if len(meant) > 1:
+        raise ValueError(f"layers takes one photo; {photo!r} means {len(meant)}")
+    (source,) = meant
     picture = photos.read(source.path)
     network = shared.network(model, weights, labels, device, target)
     crop = network.model.crop(picture)

@@ -188,7 +188,8 @@ def device_of(device: str) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None
     return device

@@ -22,6 +22,7 @@ from rectgrad.data import cifar10, fetch
 from rectgrad.data.dataset import DataUnavailableError, Images, cache
 
 ADDRESS = "https://github.com/1202kbs/Rectified-Gradient/raw/master/CIFAR10_mask.tar"
+LARGEST = 16 * 2**20  # bytes of a picture in the archive
 DARK = 200  # a mask's grey is below this on the object
 
 
@@ -79,7 +80,7 @@ def read(archive: Path) -> list[Pair]:
         if key is not None:
             try:
                 picture = Image.open(io.BytesIO(content)).convert("L" if "mask" in name else "RGB")
-            except OSError as error:
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise DataUnavailableError(f"{name} in {str(archive)!r} is no picture ({error})") from error
             small = np.asarray(picture.resize((32, 32), Image.Resampling.LANCZOS))
             if "mask" in name:
@@ -101,9 +102,11 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(archive) as opened:
             for member in opened:
-                stream = opened.extractfile(member) if member.isfile() else None
+                name = Path(member.name).name
+                wanted = member.isfile() and _key(name) is not None and member.size <= LARGEST
+                stream = opened.extractfile(member) if wanted else None
                 if stream is not None:
-                    yield Path(member.name).name, stream.read()
+                    yield name, stream.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataUnavailableError(f"{str(archive)!r} is damaged or cut short ({error})") from error
 

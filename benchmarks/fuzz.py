@@ -1,0 +1,466 @@
+"""Broken image files and senseless command lines, at random, for a while.
+
+    python benchmarks/fuzz.py [--seconds 60] [--seed 0] [--out FILE] [--case images:17]
+
+Images: small pictures of many formats and modes, with bytes flipped, cut out, inserted and doubled, are read:
+each is a picture in RGB or one sentence, within seconds. Commands: right and wrong values of every option
+that a command has, in any combination: status 0, 1 or 2; with 2 one line on stderr; nothing written outside
+--out or over what was there. Both run in child processes: one that crashes or hangs is counted and replaced.
+
+A case depends on the seed and its number alone; --case runs one again and tells all. Exit status 1 where a
+case failed. Writes results/bench/fuzz.json unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import itertools
+import multiprocessing
+import os
+import random
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+HANGS = 60  # seconds without an answer: the child is ended
+# Seconds that a case may take. A few bytes may stand for a picture just below the limit of 150 megapixels.
+SLOW = {"images": 20, "commands": 20}
+
+
+class Outcome(NamedTuple):
+    """kind: what is counted. fault: what is wrong, in one line; None where nothing is. told: of a fault."""
+
+    kind: str
+    fault: str | None = None
+    told: str = ""
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16", "F")
+TIFF = ("tiff_lzw", "tiff_deflate", "packbits", "jpeg")
+SIZES = ((1, 1), (17, 9), (64, 48))
+
+
+def picture(mode: str, size: tuple[int, int]) -> Image.Image:
+    grey = Image.radial_gradient("L").resize(size)
+    if mode in ("LA", "PA", "RGBA"):
+        colour = Image.merge("RGBA", [grey, grey.rotate(90), grey.rotate(180), grey])
+        return colour.convert("LA" if mode == "LA" else "RGBA") if mode != "PA" else grey.convert("PA")
+    if mode in ("1", "L", "I", "I;16", "F"):
+        return grey.convert(mode)
+    colour = Image.merge("RGB", [grey, grey.rotate(90), grey.rotate(180)])
+    return colour.convert("LAB") if mode == "LAB" else colour.convert(mode)
+
+
+def originals() -> list[bytes]:
+    """Every format in every mode that Pillow writes it in; the camera's rotation and several frames too."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frames = [picture("RGB", (17, 9)), picture("RGB", (17, 9)).rotate(90)]
+    ways: list[dict[str, Any]] = [{}, {"exif": exif}, {"save_all": True, "append_images": frames}]
+    found = []
+    for kind, mode, size in itertools.product(FORMATS, MODES, SIZES):
+        # libtiff corrupts memory where it refuses to write JPEG in some modes
+        own = [{"compression": name} for name in TIFF] if kind == "TIFF" and mode in ("L", "RGB") else []
+        for way in [*ways, *own]:
+            stream = io.BytesIO()
+            with contextlib.suppress(Exception):  # Pillow's reasons are many
+                picture(mode, size).save(stream, kind, **way)
+                Image.open(stream).load()  # it does not read all that it writes
+                found.append(stream.getvalue())
+    return found
+
+
+def broken(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
+    """The bytes with a few mishaps."""
+    data = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 3, 8))):
+        at = draw.randrange(len(data) + 1)
+        end = min(len(data), at + draw.choice((1, 2, 4, 16, 200)))
+        mishap = draw.randrange(7)
+        if mishap == 0 and at < len(data):
+            data[at] ^= 1 << draw.randrange(8)
+        elif mishap == 1:
+            del data[at:]
+        elif mishap == 2:
+            del data[at:end]
+        elif mishap == 3:
+            data[at:at] = draw.randbytes(draw.choice((1, 3, 50)))
+        elif mishap == 4:
+            data[at:at] = data[at:end]
+        elif mishap == 5:
+            data[at:end] = draw.choice((b"\0", b"\xff", b"\x7f", b"\x80")) * (end - at)
+        elif mishap == 6:
+            other = draw.choice(others)
+            data[at:] = other[draw.randrange(len(other)) :]
+    return bytes(data)
+
+
+def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
+    from rectgrad import photos
+
+    known, path = originals(), folder / "photo"
+
+    def case(number: int) -> Outcome:
+        draw = random.Random(f"{seed} images {number}")
+        content = draw.choice(known)
+        whole = draw.random() < 0.05  # as it was: a control
+        path.write_bytes(content if whole else broken(content, known, draw))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = photos.read(path, enough=draw.choice((None, 16)))
+        except photos.UnreadableImageError as error:
+            sentence = str(error).replace(str(path), path.name, 1)
+            if whole or "\n" in sentence or sentence == str(error):
+                return Outcome("refused", f"refused, whole: {whole}, with {sentence!r}")
+            return Outcome("refused")
+        except BaseException as error:
+            return Outcome("fault", f"{type(error).__name__}: {error}", traceback.format_exc())
+        if found.mode != "RGB" or min(found.size) < 1:
+            return Outcome("picture", f"a picture in {found.mode} of {found.size}")
+        return Outcome("whole picture" if whole else "picture")
+
+    return case
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+PICTURES = ("explain", "compare", "sweep", "layers")  # asked more often
+LONG = ("train", "bench")  # asked for their help alone
+PATHS = ["", "nowhere", "text.txt", "folder", "x" * 300, "caf\udce9", "-", "photo.png/below", "*"]
+PHOTOS = (
+    ["photo.png", "grey.jpg", "folder"],
+    ["broken.png", "*.png", "empty", "folder/../photo.png", *PATHS],
+)
+STRANGE = ["", *"-1 1e30 -inf inf nan 1e400 0x10 x 9999999999999999999999".split()]
+SOME = "rectgrad rectgrad_prr rectgrad_mod saliency guided_backprop deconv epsilon_lrp deeplift".split()
+Values = tuple[list[str], list[str]]  # right ones and wrong ones
+VALUES: dict[str, Values] = {
+    "images": PHOTOS,
+    "photo": PHOTOS,
+    "folder": (["folder"], PATHS),
+    "method": ([*SOME, "smoothgrad", "integrated_gradients", "random"], ["gradcam", ""]),
+    "methods": (["saliency,rectgrad", "saliency, deconv", "deeplift"], ["all", "saliency,", ",", "", "x"]),
+    "over": ([*SOME, "random"], ["smoothgrad", "x", ""]),
+    "q": (["0", "50", "98", "100"], ["100.1", "0,50,98", "1,two", ",", *STRANGE]),
+    "tau": (["0", "0.5", "-1"], STRANGE),
+    "rule": (["PR1", "PR2", "PR3", "PR4", "mod"], ["PR9", ""]),
+    "interpolation": (["nearest", "linear"], ["cubic", ""]),
+    "quadrature": (["trapezoid", "right"], ["left", ""]),
+    "samples": (["1", "2"], ["0", "-1", "x", "1.5"]),
+    "steps": (["2", "3"], ["1", "0", "-1", "x"]),
+    "count": (["2", "3", "1000000000"], ["1", "0", "x"]),
+    "batch_size": (["1", "2"], ["0", "-1", "x", "1000000000000000000000"]),
+    "target": (["cat", "3", "９"], ["-1", "99", "c", "", "dog ", "²", "caf\udce9", "horse\nship"]),
+    "device": (["cpu", "auto"], ["cpu:7", "cuda:99", "meta", "mps", "quantum", "", "cpu:x", "vulkan"]),
+    "out": (["out", "out/deep/er", "../beside", "."], PATHS),
+    "maps": (["npy", "npz"], ["csv", ""]),
+    "engine": (["local"], ["slurm", ""]),
+    "weights": (["cnn.safetensors", "cnn.pt"], ["trap.pt", "garbage.safetensors", *PATHS]),
+    "labels": (["ten.txt"], ["few.txt", "bytes.txt", "empty.txt", *PATHS]),
+    "model": (["cifar10_cnn"], ["resnet", "", "net.py", "net.py:", "net.py:make", "net.py:wrong", ":"]),
+    "dataset": (["shapes"], ["cifar10", "x", ""]),
+    "preset": (["quick"], ["paper", "x", ""]),
+    "name": (["claims", "cifar10"], ["report", "roar-kar", "all", "x", "", "masks"]),
+    "source": (PATHS, PATHS),
+    "host": (["127.0.0.1"], ["0.0.0.0", "example.org", ""]),
+    "auth": (["user"], ["", "user", ":", "user:", ":password"]),
+}
+NUMBER: Values = (["0", "1", "0.5"], STRANGE)  # of any other option
+# What keeps a command from long work, a download or a server: the last value of an option counts.
+BOUNDS: dict[str, list[list[str]]] = {
+    "reproduce": [["--preset", "x"], ["--dataset", "x"]],
+    "data": [["--from", name] for name in PATHS if name],
+    "app": [["--auth", "user"], ["--auth", ""], ["--auth", ":password"]],
+}
+
+
+def command_line(draw: random.Random) -> list[str]:
+    from rectgrad.cli import COMMANDS
+
+    name = draw.choice([*COMMANDS, *PICTURES * 4])
+    if name in LONG:
+        return [name, "--help"]
+    words = list(drawn_options(name, draw))
+    if draw.random() < 0.05:
+        words.insert(draw.randrange(len(words) + 1), draw.choice(["--nonsense", "-x", "--", "--q", "--help"]))
+    return [name, *words, *draw.choice(BOUNDS.get(name, [[]]))]
+
+
+def drawn_options(name: str, draw: random.Random) -> Iterator[str]:
+    """Arguments, and some of the options that the command itself says it has."""
+    import typer
+
+    from rectgrad.cli import COMMANDS
+
+    module = importlib.import_module(f"rectgrad.cli.{COMMANDS[name][0]}")
+    share, care = draw.choice((0.03, 0.1, 0.3)), draw.choice((0.5, 0.9, 0.97))
+
+    def value(key: str) -> str:
+        return draw.choice(VALUES.get(key, NUMBER)[draw.random() > care])
+
+    for parameter in typer.main.get_command(getattr(module, f"{name}_app")).params:
+        key = parameter.name or ""
+        if parameter.param_type_name == "argument":
+            yield from (value(key) for _ in range(draw.randrange(1, 3) if key == "images" else 1))
+        elif key in ("model", "device", "out") or (draw.random() < share and key not in ("help", "insecure")):
+            yield draw.choice([*parameter.opts, *parameter.secondary_opts])
+            if not getattr(parameter, "is_flag", False):
+                yield value(key)
+
+
+def furnish(folder: Path) -> None:
+    """The files that the command lines name."""
+    import safetensors.torch
+    import torch
+
+    from rectgrad.models import load
+
+    state = load("cifar10_cnn").module.state_dict()
+    safetensors.torch.save_file(state, folder / "cnn.safetensors")
+    torch.save(state, folder / "cnn.pt")
+    torch.save({"conv1.weight": print}, folder / "trap.pt")
+    (folder / "garbage.safetensors").write_bytes(b"\x10" * 99)
+    picture("RGB", (40, 32)).save(folder / "photo.png")
+    picture("L", (32, 40)).save(folder / "grey.jpg")
+    (folder / "broken.png").write_bytes((folder / "photo.png").read_bytes()[:200])
+    for name in ("folder", "empty"):
+        (folder / name).mkdir()
+    shutil.copy(folder / "photo.png", folder / "folder" / "inside.png")
+    (folder / "text.txt").write_text("text")
+    (folder / "ten.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+    (folder / "few.txt").write_text("one\ntwo\n")
+    (folder / "bytes.txt").write_bytes(bytes(range(256)))
+    (folder / "empty.txt").write_text("")
+    (folder / "net.py").write_text("def make():\n    return 3\n")
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def commands(folder: Path, seed: int) -> Callable[[int], Outcome]:
+    from rectgrad import cli
+
+    entry = cli.app
+    home = folder / "home"
+    home.mkdir()
+    os.environ["RECTGRAD_CACHE"] = str(folder / "cache")
+    furnish(home)
+    before = contents(folder)
+
+    def case(number: int) -> Outcome:
+        words = command_line(random.Random(f"{seed} commands {number}"))
+        os.chdir(home)
+        cli.app = entry  # the module of the command `app` takes its place once it is imported
+        status, said = run(words)
+        out = (home / words[_last(words, "--out") + 1]).absolute() if "--out" in words[:-1] else home / "none"
+        wrong = judged(status, said, changed(folder, before, out))
+        return Outcome(f"{words[0]} {status}", wrong, f"rectgrad {shlex.join(words)}\n{said}")
+
+    return case
+
+
+def _last(words: list[str], word: str) -> int:
+    return len(words) - 1 - words[::-1].index(word)
+
+
+def run(words: list[str]) -> tuple[Any, str]:
+    """Exit status and stderr of a command, as a shell would see them."""
+    from rectgrad import cli
+
+    with tempfile.TemporaryFile() as err, open(os.devnull, "wb") as out:
+        kept = os.dup(1), os.dup(2)
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        status: Any = None
+        try:
+            sys.argv = ["rectgrad", *words]
+            cli.main()
+        except SystemExit as stopped:
+            status = stopped.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(UnicodeError, OSError):
+                sys.stdout.flush()
+            sys.stderr.flush()
+            for own, fd in zip(kept, (1, 2), strict=True):
+                os.dup2(own, fd)
+                os.close(own)
+        err.seek(0)
+        return status, err.read().decode(errors="backslashreplace")
+
+
+def changed(folder: Path, before: dict[Path, bytes | None], out: Path) -> list[str]:
+    """What a command wrote where it must not; everything is put back."""
+    wrong, now = [], contents(folder)
+    for path in sorted(now, reverse=True):  # what is inside a folder before the folder
+        if path not in before:
+            results = Path(os.path.normpath(out))
+            inside = results == path or results in path.parents or path in results.parents
+            if not inside or path.name.endswith(".part"):
+                wrong.append(f"made {path.relative_to(folder)}")
+            path.rmdir() if path.is_dir() else path.unlink()
+    for path, content in before.items():
+        if now.get(path, b"") != content:
+            wrong.append(f"changed {path.relative_to(folder)}")
+            path.mkdir(exist_ok=True) if content is None else path.write_bytes(content)
+    return wrong
+
+
+def judged(status: Any, said: str, written: list[str]) -> str | None:
+    lines = said.splitlines()
+    if status not in (0, 1, 2):
+        return f"status {status}: {lines[-1] if lines else 'no word'}"
+    if "Traceback" in said:
+        return "a traceback"
+    if status == 2 and (len(lines) != 1 or not said.startswith("rectgrad: ")):
+        return f"status 2 with {len(lines)} lines: {lines[:1]}"
+    if status == 2 and PYTHONS.search(said):
+        return f"a sentence of Python's: {said.strip()}"
+    return "; ".join(written) or None
+
+
+# What an error says that nobody foresaw, though it looks like one of those for people.
+PYTHONS = re.compile(
+    r"values to unpack|object is not|object has no|NoneType|positional argument|out of range$|"
+    r"division by zero|not subscriptable|surrogates not allowed"
+)
+
+
+# --- the child and its parent ------------------------------------------------------------------------------
+
+KINDS = {"images": images, "commands": commands}
+
+
+def child(kind: str, seed: int, first: int, answers: Any) -> None:
+    """Cases from `first` on, for ever; each answer as it comes."""
+    warnings.simplefilter("ignore")
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # the decoders' own remarks
+    with tempfile.TemporaryDirectory() as folder:
+        case = KINDS[kind](Path(folder).resolve(), seed)
+        answers.send("ready")
+        for number in itertools.count(first):
+            started = time.perf_counter()
+            outcome = case(number)
+            answers.send((number, time.perf_counter() - started, outcome))
+
+
+class Children:
+    """One child at a time; a new one from where the last one ended."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.kind, self.seed, self.following, self.restarts = kind, seed, 0, -1
+        self.context = multiprocessing.get_context("spawn")
+
+    def start(self) -> None:
+        self.answers, theirs = self.context.Pipe(duplex=False)
+        arguments = self.kind, self.seed, self.following, theirs
+        self.process = self.context.Process(target=child, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+        self.restarts += 1
+        if not self.answers.poll(120) or self.answers.recv() != "ready":
+            raise RuntimeError(f"the child for {self.kind} does not start")
+
+    def answer(self) -> tuple[int, float, Outcome]:
+        """Of the next case; of one that crashed or hung, from a new child's point of view."""
+        started, number = time.perf_counter(), self.following
+        self.following += 1
+        with contextlib.suppress(EOFError):
+            if self.answers.poll(HANGS):
+                return self.answers.recv()
+        self.process.join(0.1)
+        ended = self.process.exitcode
+        self.stop()
+        self.start()
+        what = f"no answer in {HANGS} s" if ended is None else f"the process ended with {ended}"
+        return number, time.perf_counter() - started, Outcome("crashed or hung", what)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def fuzz(kind: str, seed: int, seconds: float) -> dict[str, Any]:
+    """Counts, the slowest case and the faults of as many cases as there is time for."""
+    counts: Counter[str] = Counter()
+    faults: list[dict[str, Any]] = []
+    children, slowest = Children(kind, seed), (0.0, 0)
+    children.start()
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        number, spent, outcome = children.answer()
+        counts[outcome.kind] += 1
+        slowest = max(slowest, (spent, number))
+        fault = outcome.fault or (f"took {spent:.1f} s" if spent > SLOW[kind] else None)
+        if fault:
+            ends_of = [outcome.told.strip().splitlines()[at] for at in (0, -1) if outcome.told.strip()]
+            told = "\n".join(dict.fromkeys(ends_of))  # of a traceback the last line; --case tells all
+            faults.append({"case": f"{kind}:{number}", "seed": seed, "fault": fault, "told": told})
+    children.stop()
+    return {
+        "cases": counts.total(),
+        "counts": dict(sorted(counts.items())),
+        "slowest": {"case": f"{kind}:{slowest[1]}", "seconds": slowest[0]},
+        "restarts": children.restarts,
+        "faults": len(faults),
+        "first_faults": faults[:50],
+    }
+
+
+def again(case: str, seed: int) -> None:
+    """One case, here, in full."""
+    kind, _, number = case.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = KINDS[kind](Path(folder).resolve(), seed)(int(number))
+        print(outcome.kind, outcome.fault or "", outcome.told, sep="\n")
+        os.chdir("/")
+    sys.exit(1 if outcome.fault else 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="half for images, half for commands")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("results/bench/fuzz.json"))
+    parser.add_argument("--case", help="KIND:NUMBER of a case to run again")
+    given = parser.parse_args()
+    if given.case:
+        again(given.case, given.seed)
+    from rectgrad import files
+    from rectgrad.bench.environment import commit, environment
+
+    record: dict[str, Any] = {"environment": environment("cpu"), "commit": commit()}
+    record |= {"seed": given.seed, "seconds": given.seconds}
+    for kind in KINDS:
+        record[kind] = fuzz(kind, given.seed, given.seconds / len(KINDS))
+        print(f"{kind}: {record[kind]['cases']} cases, {record[kind]['counts']}", flush=True)
+        for fault in record[kind]["first_faults"]:
+            print(f"  {fault['fault'].strip()}\n    {fault['told'].strip()[:300]}")
+            print(f"    again: python benchmarks/fuzz.py --seed {fault['seed']} --case {fault['case']}")
+    files.save_json(record, given.out)
+    sys.exit(1 if any(record[kind]["faults"] for kind in KINDS) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Many attributions in one process: memory stays level, and every answer is the same to the bit.
+
+    OMP_NUM_THREADS=1 python benchmarks/soak.py [--attributions 20000] [--out FILE]
+
+Small networks, the paper's CNN among them, in turn: all methods one by one, all from one recorded pass, all
+from four threads at once, and calls that must fail in between. What a call gives the first time, it must give
+every time. Resident memory is read after the first thousand and every thousand; exit status 1 where it ends
+more than 50 MB above the first reading, or an answer differed, or a call that must fail did not. About two
+minutes on one core. Linux. Writes results/bench/soak.json unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rectgrad
+from rectgrad import files
+from rectgrad.bench.environment import commit, environment
+from rectgrad.bench.memory import status
+
+THREADS = 4
+ALLOWED = 50e6  # bytes above the first reading
+EVERY = 1000
+BATCHES = (1, 3)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "smoothgrad": {"samples": 2},
+    "integrated_gradients": {"steps": 2},
+    "rectgrad": {"q": 80.0},
+}
+
+
+class Residual(nn.Module):
+    """One ReLU module used three times, sums, batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.relu, self.head = nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.first(x))
+        x = self.relu(self.norm(self.second(x)) + x)
+        return self.head(self.relu(self.second(x)).mean((2, 3)))
+
+
+def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Networks in evaluation mode and the shape of one sample."""
+    torch.manual_seed(0)
+    pooled = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(150, 4))
+    signal = nn.Sequential(nn.Conv1d(2, 8, 5), nn.GELU(), nn.AvgPool1d(2), nn.Flatten(), nn.Linear(80, 3))
+    dense = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Dropout(), nn.Linear(64, 64), nn.SiLU())
+    made: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+        "cifar10_cnn": (rectgrad.models.load("cifar10_cnn").module, (3, 32, 32)),
+        "residual": (Residual(), (3, 12, 12)),
+        "pooled": (pooled, (3, 12, 12)),
+        "signal": (signal, (2, 24)),
+        "dense": (nn.Sequential(dense, nn.Linear(64, 4)), (20,)),
+    }
+    return {name: (module.eval(), shape) for name, (module, shape) in made.items()}
+
+
+class Soak:
+    """What was asked so far, what it must give, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.expected: dict[tuple, Tensor] = {}
+        self.done: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    def check(self, way: str, maps: Tensor, *case: Any) -> None:
+        """Threads must give what calls one by one gave."""
+        kept = self.expected.setdefault(("record" if way == "record" else "alone", *case), maps.clone())
+        if not torch.equal(maps, kept):
+            self.faults.append(f"{way} {case}: the map differs from the first one")
+        self.done[way] += 1
+
+    def must_fail(self, call: Callable[[], Any], what: str) -> None:
+        try:
+            call()
+            self.faults.append(f"{what}: no error")
+        except (rectgrad.UnsupportedModelError, ValueError, FaultError):
+            self.done["errors"] += 1
+
+
+class FaultError(Exception):
+    """A model's own."""
+
+
+def failing(x: Tensor) -> Tensor:
+    F.relu(x)
+    raise FaultError
+
+
+def steps(soak: Soak) -> Iterator[None]:
+    """For ever; after each of them memory may be read."""
+    made = networks()
+    inputs = {
+        (name, n): torch.randn(n, *shape, generator=torch.Generator().manual_seed(n))
+        for (name, (_, shape)), n in itertools.product(made.items(), BATCHES)
+    }
+    scripted = torch.jit.script(made["pooled"][0])
+    for name, n in itertools.cycle(inputs):
+        module, x = made[name][0], inputs[name, n]
+        for method in rectgrad.METHODS:
+            maps = rectgrad.attribute(module, x, method, 1, **OPTIONS.get(method, {}))
+            soak.check("alone", maps, name, n, method)
+        yield
+        kept = rectgrad.record(module, x)
+        for method in rectgrad.METHODS:
+            soak.check("record", kept.attribute(method, 1, **OPTIONS.get(method, {})), name, n, method)
+        yield
+        at_once(soak, module, x, name, n)
+        yield
+        soak.must_fail(lambda module=module, x=x: rectgrad.attribute(module, x, target=99), "no such class")
+        soak.must_fail(lambda module=module, x=x: rectgrad.attribute(module, x / 0, target=1), "infinities")
+        soak.must_fail(lambda x=x: rectgrad.attribute(failing, x), "a model that fails")
+        pixels = inputs["pooled", n]
+        soak.must_fail(lambda x=pixels: rectgrad.attribute(scripted, x), "a scripted model")
+
+
+def at_once(soak: Soak, module: nn.Module, x: Tensor, name: str, n: int) -> None:
+    """All methods of one network from fresh threads."""
+
+    def one(method: str) -> Tensor:
+        return rectgrad.attribute(module, x, method, 1, **OPTIONS.get(method, {}))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for method, maps in zip(rectgrad.METHODS, pool.map(one, rectgrad.METHODS), strict=True):
+            soak.check("threads", maps, name, n, method)
+
+
+def resident() -> int:
+    gc.collect()
+    return status("VmRSS")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attributions", type=int, default=20_000)
+    parser.add_argument("--out", type=Path, default=Path("results/bench/soak.json"))
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    soak, levels, started = Soak(), dict[int, int](), time.perf_counter()
+    for _ in steps(soak):
+        count = soak.done.total() - soak.done["errors"]
+        last = count >= given.attributions or len(soak.faults) > 20
+        if count // EVERY > len(levels) or last:
+            levels[count] = resident()
+            spent = time.perf_counter() - started
+            print(f"{count} attributions  {levels[count] / 1e6:.1f} MB  {spent:.0f} s", flush=True)
+        if last:
+            break
+    growth = levels[count] - next(iter(levels.values()))
+    record = {
+        "environment": environment("cpu"),
+        "commit": commit(),
+        "attributions": count,
+        "ways": dict(soak.done),
+        "networks": sorted({key[1] for key in soak.expected}),
+        "seconds": time.perf_counter() - started,
+        "resident_bytes": levels,
+        "growth_bytes": growth,
+        "allowed_bytes": ALLOWED,
+        "faults": soak.faults,
+    }
+    files.save_json(record, given.out)
+    for fault in soak.faults[:20]:
+        print(fault)
+    print(f"{growth / 1e6:+.1f} MB from the first reading to the last, {ALLOWED / 1e6:.0f} allowed")
+    sys.exit(1 if soak.faults or growth > ALLOWED else 0)
+
+
+if __name__ == "__main__":
+    main()
