@@ -413,7 +413,7 @@ def test_state_that_each_call_changes(average, one_by_one):
 def limited(rows, error=torch.cuda.OutOfMemoryError):
     def check(x):
         if len(x) > rows:
-            raise error(f"no memory for {len(x)} rows")
+            raise error(f"out of memory for {len(x)} rows")
 
     return check
 
@@ -440,8 +440,15 @@ def test_memory_for_one_copy_only(small, average, one_by_one):
     assert_close(maps, one_by_one(small[0], small[1], method, 1))
 
 
-def test_less_memory_than_one_copy_needs_is_an_error(small):
+def test_less_memory_than_one_copy_needs_cuts_the_samples(small, one_by_one):
     run, _ = watched(small[0], limited(1))
+    with pytest.warns(UserWarning, match="batch_size=1 does so"):
+        maps = rectgrad.attribute(run, small[1], "smoothgrad", 1)
+    assert_close(maps, one_by_one(small[0], small[1], SmoothGrad(), 1))
+
+
+def test_less_memory_than_one_sample_needs_is_an_error(small):
+    run, _ = watched(small[0], limited(0))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         rectgrad.attribute(run, small[1], "smoothgrad", 1)
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,3 +134,13 @@ def test_work_ahead_is_in_order_bounded_and_passes_errors_on():
 def test_batches():
     assert list(batches(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
     assert list(batches([], 3)) == []
+
+
+def test_names_never_lead_out_of_the_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for path in ("photo.png", "folder/photo.png"):
+        Path(path).touch()
+    found = files.sources(["folder/../photo.png", "photo.png", "folder/photo.png"])
+    assert len({source.name for source in found}) == 3
+    assert not any(".." in Path(source.name).parts or Path(source.name).is_absolute() for source in found)

@@ -45,8 +45,9 @@ def _own_name(names: tuple[str, ...], taken: list[Counter[str]]) -> str:
 
 
 def _names(path: Path, named: Path) -> tuple[str, ...]:
-    whole = "_".join(path.absolute().parts[1:])
-    return str(named.with_suffix("")), str(named), str(path.parent.name / named), whole
+    place = Path(os.path.abspath(path))  # without "..", which would lead out of the results
+    whole = "_".join(place.parts[1:])
+    return str(named.with_suffix("")), str(named), str(place.parent.name / named), whole
 
 
 def _meant(argument: str) -> Iterator[tuple[Path, Path]]:

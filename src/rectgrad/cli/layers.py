@@ -36,6 +36,7 @@ def layers(
     Example: rectgrad layers cat.jpg --methods saliency,rectgrad
     """
     chosen = shared.picture_methods(methods, q)
+    shared.results_folder(out)
     meant = shared.photos_meant(None if photo is None else [photo], out)
     if len(meant) > 1:
         raise ValueError(f"layers takes one photo; {photo!r} means {len(meant)}")

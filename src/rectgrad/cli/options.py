@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -169,8 +170,9 @@ def readable(found: list[Source], broken: list[str]) -> Iterator[tuple[Source, I
 
 def results_folder(out: Path) -> None:
     """Fit to write results to; made with the first of them."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a file, not a folder")
+    first = next(place for place in (out, *out.absolute().parents) if os.path.lexists(place))
+    if not first.is_dir():
+        raise ValueError(f"--out {str(out)!r}: {str(first)!r} is a file, not a folder")
     files.sweep_parts(out)
 
 

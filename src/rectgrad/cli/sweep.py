@@ -37,6 +37,7 @@ def sweep(
     methods |= {
         f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
     }
+    shared.results_folder(out)
     found = shared.photos_meant(images, out)
     network = shared.network(model, weights, labels, device, target)
     rows, names, broken = [], [], list[str]()
