@@ -142,5 +142,5 @@ def test_names_never_lead_out_of_the_results(tmp_path, monkeypatch):
     for path in ("photo.png", "folder/photo.png"):
         Path(path).touch()
     found = files.sources(["folder/../photo.png", "photo.png", "folder/photo.png"])
-    assert len({source.name for source in found}) == 3
+    assert len(found) == len({source.name for source in found}) == 2
     assert not any(".." in Path(source.name).parts or Path(source.name).is_absolute() for source in found)

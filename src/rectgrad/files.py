@@ -29,14 +29,15 @@ class Source(NamedTuple):
 def sources(arguments: Iterable[str], but: Path | None = None) -> list[Source]:
     """Photos named by files, folders (all below them) and patterns; each once, in order. What lies in the
     folder `but`, our own results, is not meant."""
-    found: dict[Path, Path] = {}  # file -> path its name is taken from
+    found: dict[str, tuple[Path, Path]] = {}  # place -> file, and the path its name is taken from
     for argument in arguments:
         for path, named in _meant(argument):
             if but is None or but.resolve() not in path.resolve().parents:
-                found.setdefault(path, named)
-    choices = [_names(path, named) for path, named in found.items()]
+                found.setdefault(os.path.abspath(path), (path, named))
+    choices = [_names(path, named) for path, named in found.values()]
     taken = [Counter(names[kind] for names in choices) for kind in range(4)]
-    return [Source(path, _own_name(names, taken)) for path, names in zip(found, choices, strict=True)]
+    paths = [path for path, _ in found.values()]
+    return [Source(path, _own_name(names, taken)) for path, names in zip(paths, choices, strict=True)]
 
 
 def _own_name(names: tuple[str, ...], taken: list[Counter[str]]) -> str:
