@@ -14,6 +14,7 @@ import torch
 import typer
 
 import rectgrad
+from rectgrad import cli
 from rectgrad.cli import COMMANDS
 from rectgrad.files import sample_photo
 from rectgrad.photos import read
@@ -111,6 +112,37 @@ def test_commands_and_their_options_exist(page):
     for block in blocks(page, "bash"):
         for words in commands(block) if block.reason is None else []:
             assert not wrong_in(words), f"{page.name}:{block.line}: rectgrad {' '.join(words)}"
+
+
+def calls() -> list[tuple[str, ...]]:
+    """Every call of rectgrad that a page shows, once."""
+    found = (w for page in WITH_BASH for b in blocks(page, "bash") if not b.reason for w in commands(b))
+    return list(dict.fromkeys(map(tuple, found)))
+
+
+def quick(call: tuple[str, ...]) -> bool:
+    """Whether a call ends by itself within seconds: no training, no measuring, no server, no cluster."""
+    return call[0] in ("explain", "compare", "sweep", "layers", "methods", "models") and "ray" not in call
+
+
+@pytest.mark.parametrize("call", list(filter(quick, calls())), ids=" ".join)
+def test_quick_commands_run(call, tmp_path, monkeypatch, capsys):
+    """Beside the photos that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for place in ("cat.jpg", "photos/cat.jpg", "photos/other.jpg", "chelsea.png", "coffee.png"):
+        read(sample_photo()).save(place)
+    monkeypatch.setattr("sys.argv", ["rectgrad", *call])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0, capsys.readouterr().err
+
+
+def test_the_other_commands_are_told(capsys):
+    others = [" ".join(call) for call in calls() if not quick(call)]
+    with capsys.disabled():
+        print(f"\ndocs: {len(others)} commands checked by name and options, not run: {'; '.join(others)}")
+    assert len(others) <= 25
 
 
 def test_a_wrong_command_is_found():
