@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -106,6 +107,16 @@ def test_texts_from_outside_are_escaped(desk, tmp_path):
     seen = desk.look(path, "<script>alert(1)</script>.png", "cifar10_cnn")
     asked = Ask(("saliency",), {})
     assert "<script>" not in drawing.maps(seen, desk.maps(seen, asked), asked)
+
+
+def test_classes_without_names_can_be_chosen_too(desk, seen, tmp_path):
+    named = desk.classes(seen)
+    assert sorted(index for _, index in named) == list(range(10))
+    assert named[0][0].startswith(seen.guesses[0].label)
+    nameless = Desk(replace(load("cifar10_cnn"), labels=[], synonyms=[]))
+    found = nameless.classes(nameless.look(seen.path, "a.png", "cifar10_cnn"))
+    assert [index for _, index in found[5:]] == sorted(index for _, index in found[5:])
+    assert all(label.startswith("class ") for label, _ in found)
 
 
 def test_final_threshold_is_for_the_baselines_alone(desk, seen):

@@ -76,6 +76,7 @@ class Seen:
     crop: Image.Image = field(repr=False, compare=False)
     guesses: tuple[Guess, ...] = field(compare=False)
     digest: str = ""
+    classes: int = field(default=0, compare=False)
 
     @property
     def top(self) -> int:
@@ -121,7 +122,16 @@ class Desk:
         outputs = self._record(seen).outputs
         scores = getattr(outputs, "logits", outputs)
         check_labels(model, scores.shape[1])
-        return replace(seen, guesses=tuple(model.top(scores[0].float().cpu(), 5)))
+        guesses = tuple(model.top(scores[0].float().cpu(), 5))
+        return replace(seen, guesses=guesses, classes=scores.shape[1])
+
+    def classes(self, seen: Seen) -> list[tuple[str, int]]:
+        """The classes to choose from: the likely ones with their confidence, then all others by name."""
+        model = self.model(seen.model)
+        best = [(f"{guess.label}  {guess.probability:.1%}", guess.index) for guess in seen.guesses]
+        listed = {index for _, index in best}
+        others = [(model.label(i), i) for i in range(seen.classes) if i not in listed]
+        return [*best, *(sorted(others) if model.labels else others)]
 
     @torch.no_grad()
     def class_of(self, crop: Image.Image) -> int:

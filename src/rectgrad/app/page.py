@@ -249,14 +249,11 @@ class Page:
         except (photos.UnreadableImageError, ModelUnavailableError, ValueError, MemoryError) as error:
             return [None, gr.update(), gr.update(), _alert(str(error) or "out of memory")]
         self._visit(request, seen)
-        network = self.desk.model(model)
-        best = [(f"{guess.label}  {guess.probability:.1%}", guess.index) for guess in seen.guesses]
-        listed = {index for _, index in best}
-        rest = sorted((label, i) for i, label in enumerate(network.labels) if i not in listed)
+        classes = self.desk.classes(seen)
         return [
             seen,
-            gr.update(choices=[*best, *rest], value=seen.top),
-            gr.update(choices=[("any other", NONE), *best, *rest], value=NONE),
+            gr.update(choices=classes, value=seen.top),
+            gr.update(choices=[("any other", NONE), *classes], value=NONE),
             drawing.guesses(seen, ""),
         ]
 
