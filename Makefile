@@ -44,7 +44,7 @@ test-interop: .venv/.interop
 
 # The documentation site, in site/.
 docs: .venv/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .venv/.docs: $(INSTALLED)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -96,7 +96,8 @@ def test_maps_are_those_of_attribute_bit_for_bit(desk, seen, name):
 
 def test_the_python_lines_say_what_was_moved(seen):
     asked = Ask(("rectgrad", "smoothgrad"), {"RectGrad": {"q": 90.0}, "SmoothGrad": {"over": "rectgrad"}})
-    lines = script.lines(seen, asked)
+    lines = script.lines(seen, asked, Desk(load("cifar10_cnn"), weights=Path("w.pt")).loading("cifar10_cnn"))
+    assert "load('cifar10_cnn', weights='w.pt')" in lines
     assert f"'rectgrad', target={seen.top}, q=90.0" in lines
     assert "'smoothgrad', target=" in lines
     assert "over='rectgrad'" in lines

@@ -91,10 +91,12 @@ class Map(NamedTuple):
 
 
 class Desk:
-    """All that the page asks. device: where models run. first: the model that is there from the start."""
+    """All that the page asks. first: the model that is there from the start. device: where models run.
+    given: the files that the first model was loaded with, by argument of `load`."""
 
-    def __init__(self, first: ImageModel, device: str = "cpu") -> None:
+    def __init__(self, first: ImageModel, device: str = "cpu", **given: Path | None) -> None:
         self.device = device
+        self.given = {name: path for name, path in given.items() if path is not None}
         self.first = first
         first.module.to(device)
         self._models: Shelf[ImageModel] = Shelf(2)
@@ -112,6 +114,11 @@ class Desk:
             return model
 
         return self._models.get(name, make)
+
+    def loading(self, name: str) -> str:
+        """The arguments of `load` for a model, as Python."""
+        given = self.given if name == self.first.name else {}
+        return ", ".join([repr(name), *(f"{key}={str(path)!r}" for key, path in given.items())])
 
     def look(self, path: Path, name: str, model_name: str) -> Seen:
         """Show a photo to a model. Raises photos.UnreadableImageError with a sentence for the person."""

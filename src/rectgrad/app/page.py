@@ -279,7 +279,7 @@ class Page:
         except (ValueError, TypeError, RuntimeError) as error:
             return [gr.update(), gr.update(), _alert(str(error))]
         said = drawing.guesses(seen, self.caption(seen, ask))
-        return [drawing.maps(seen, found, ask), script.lines(seen, ask), said]
+        return [drawing.maps(seen, found, ask), script.lines(seen, ask, self.desk.loading(seen.model)), said]
 
     def detail(self, seen: Seen | None, *values: Any) -> list[str]:
         if seen is None:
@@ -300,7 +300,7 @@ class Page:
         folder = tempfile.mkdtemp(dir=os.environ["GRADIO_TEMP_DIR"])
         path = Path(folder, f"{Path(seen.name).stem}-rectgrad.{kind}")
         if kind == "py":
-            path.write_text(script.lines(seen, ask), encoding="utf-8")
+            path.write_text(script.lines(seen, ask, self.desk.loading(seen.model)), encoding="utf-8")
             return str(path)
         found = self._work(self.desk.maps, seen, ask)
         if kind == "npz":

@@ -10,8 +10,9 @@ from rectgrad.app.desk import Seen
 from rectgrad.target import contrast
 
 
-def lines(seen: Seen, ask: Ask) -> str:
-    """A file to run beside the photo; `maps` are those of the page, bit for bit on the same machine."""
+def lines(seen: Seen, ask: Ask, loading: str) -> str:
+    """A file to run beside the photo; `maps` are those of the page, bit for bit on the same machine.
+    loading: the arguments of `load`."""
     target = ask.explained(seen.top)
     said = f"rectgrad.{target!r}" if isinstance(target, contrast) else repr(target)
     calls = [_call(name, ask.changed(name), said) for name in ask.methods]
@@ -19,7 +20,7 @@ def lines(seen: Seen, ask: Ask) -> str:
     return f"""import rectgrad
 from rectgrad import photos
 
-model = rectgrad.models.load({seen.model!r})
+model = rectgrad.models.load({loading})
 photo = model.crop(photos.read({Path(seen.name).name!r}))
 x = model.prepare(photo).unsqueeze(0)
 maps = {{

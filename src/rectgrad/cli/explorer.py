@@ -48,7 +48,7 @@ def app(
         from rectgrad.app.folder import Folder
         from rectgrad.app.page import Page
 
-        desk = Desk(network.model, network.device)
+        desk = Desk(network.model, network.device, weights=weights, labels=labels)
         browsed = None if folder is None else Folder(folder, desk)
         page = Page(desk, browsed)
         if browsed is not None:
