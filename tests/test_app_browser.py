@@ -166,11 +166,17 @@ def test_old_requests_are_dropped(url, opened):
     page.wait_for_timeout(1000)
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
-    for q in range(60, 80):
-        explorer.set_q(page, q)
+    page.evaluate(
+        """() => { const slider = document.querySelector('#q input[type=range]');
+        for (let q = 60; q < 80; q++) {
+          slider.value = q; slider.dispatchEvent(new Event('input', { bubbles: true }));
+        } }"""
+    )
     page.wait_for_function("document.querySelector('#maps').innerText.includes('q=79')")
     page.wait_for_timeout(1500)
-    assert len(sent) <= 8  # twenty moves, each of them a map and its details, would be forty
+    assert (
+        2 <= len(sent) <= 6
+    )  # the first and the last move; all twenty, each with its details, would be forty
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False)])
