@@ -220,8 +220,9 @@ def test_temporary_files_go_away(monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "rectgrad-app-999999999-x").mkdir()
+    (tmp_path / "rectgrad-app-notes").mkdir()  # somebody else's
     temporary = server.Temporary()
-    assert [temporary.path] == list(tmp_path.iterdir())
+    assert {temporary.path, tmp_path / "rectgrad-app-notes"} == set(tmp_path.iterdir())
     old, new = temporary.path / "a" / "old.png", temporary.path / "new.png"
     old.parent.mkdir()
     old.write_bytes(b"x")

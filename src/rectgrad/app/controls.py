@@ -32,7 +32,7 @@ class Controls:
                 f"Options of {TITLES[names[0]]}", open=group == "RectGrad", visible=shown
             ) as box:
                 for name, default in ask.defaults(kind).items():
-                    self.fields[group, name] = control(kind, name, default)
+                    self.fields[group, name] = control(name, default)
             self.groups[group] = box
 
     def shown(self, chosen: list[str]) -> list[Any]:
@@ -47,7 +47,7 @@ class Controls:
         return found
 
 
-def control(kind: type[Method], name: str, default: Any) -> Any:
+def control(name: str, default: Any) -> Any:
     """The control for a field, by the type of its values."""
     label, info = name.replace("_", " "), MEANING[name].replace("*", r"\*")
     if name == "q":

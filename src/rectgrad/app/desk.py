@@ -51,17 +51,17 @@ class Shelf(Generic[T]):
             made = make()
             with self._lock:
                 self._kept[key] = made
-                self._shorten(self.size)
+                self._shorten()
             return made
 
     def forget(self, wanted: Callable[[Any], bool]) -> None:
         with self._lock:
             for key in [key for key in self._kept if wanted(key)]:
                 del self._kept[key]
-            self._shorten(self.size)
+            self._shorten()
 
-    def _shorten(self, size: int) -> None:
-        while len(self._kept) > size:
+    def _shorten(self) -> None:
+        while len(self._kept) > self.size:
             self._kept.popitem(last=False)
         self._locks = {key: lock for key, lock in self._locks.items() if key in self._kept or lock.locked()}
 

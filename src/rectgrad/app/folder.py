@@ -20,7 +20,6 @@ class Folder:
         self.classes: dict[int, int] = {}
         self._desk = desk
         self.finished = threading.Event()
-        self.stopped = threading.Event()
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -33,8 +32,6 @@ class Folder:
         model = self._desk.first
         enough = 2 * max(model.size)
         for i, source in enumerate(self.sources):
-            if self.stopped.is_set():
-                return
             try:
                 crop = model.crop(photos.read(source.path, enough))
             except (photos.UnreadableImageError, MemoryError):

@@ -56,7 +56,6 @@ class Page:
     def _layout(self) -> None:
         gr.HTML("<h1>rectgrad</h1><p>What a network looked at, without the noise.</p>", elem_id="head")
         self.seen = gr.State(None)
-        self.at = gr.State(0)
         with gr.Row(elem_id="all"):
             with gr.Column(elem_id="given"):
                 self._given()
@@ -257,7 +256,7 @@ class Page:
             drawing.guesses(seen, ""),
         ]
 
-    def ask(self, seen: Seen, values: tuple[Any, ...]) -> Ask:
+    def ask(self, values: tuple[Any, ...]) -> Ask:
         methods, target, versus, final, colours, overlay, dark, *fields = values
         return Ask(
             methods=tuple(methods),
@@ -274,7 +273,7 @@ class Page:
         if seen is None:
             return ["", "", gr.update()]
         try:
-            ask = self.ask(seen, values)
+            ask = self.ask(values)
             found = self._work(self.desk.maps, seen, ask)
         except (ValueError, TypeError, RuntimeError) as error:
             return [gr.update(), gr.update(), _alert(str(error))]
@@ -285,7 +284,7 @@ class Page:
         if seen is None:
             return ["", ""]
         try:
-            ask = self.ask(seen, values)
+            ask = self.ask(values)
             q = ask.options["RectGrad"]["q"]
             points, found = self._work(self.desk.sparsity, seen, ask), self._work(self.desk.layers, seen, ask)
             return [drawing.layers(found, ask), drawing.curve(points, q)]
@@ -296,7 +295,7 @@ class Page:
         """The file of a kind, to be downloaded."""
         if seen is None:
             raise gr.Error("There is no photo yet.", print_exception=False)
-        ask = self.ask(seen, values)
+        ask = self.ask(values)
         folder = tempfile.mkdtemp(dir=os.environ["GRADIO_TEMP_DIR"])
         path = Path(folder, f"{Path(seen.name).stem}-rectgrad.{kind}")
         if kind == "py":

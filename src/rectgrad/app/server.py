@@ -54,7 +54,7 @@ class Temporary:
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
             owner = left.name.split("-")[2]
-            if not (owner.isdigit() and files.alive(int(owner))):
+            if owner.isdigit() and not files.alive(int(owner)):  # another's folder of such a name stays
                 shutil.rmtree(left, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()
