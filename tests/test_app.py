@@ -69,6 +69,16 @@ wanted = {(type(m).__name__, f.name) for m in METHODS.values() for f in fields(m
 assert set(page.controls.fields) == wanted
 values = [control.value for control in page.controls.fields.values()]
 assert Ask(tuple(METHODS), page.controls.options(values)).chosen() == METHODS
+
+# A photo that was not uploaded is none, whoever names it.
+import os, pathlib, tempfile
+from rectgrad.app.page import _uploaded
+ours = pathlib.Path(os.environ["GRADIO_TEMP_DIR"], "a.png")
+ours.touch()
+with tempfile.NamedTemporaryFile(suffix=".png") as other:
+    assert _uploaded({"path": str(ours)}) == ours.resolve()
+    for path in (other.name, f"{ours.parent}/../{pathlib.Path(other.name).name}", "/etc/passwd", "", None):
+        assert _uploaded({"path": path}) is None, path
 """
 
 
@@ -314,11 +324,17 @@ def visit(client: explorer.Client, times: int, wrong: list[str]) -> None:
     try:
         with Image.open(client.photo) as own:
             expected = np.asarray(own)
+        desk, asked = Desk(load("cifar10_cnn")), Ask(("rectgrad", "saliency"), {})
+        seen = desk.look(client.photo, "a.png", "cifar10_cnn")
+        panels = explorer.pictures(drawing.maps(seen, desk.maps(seen, asked), asked))
         for _ in range(times):
             client.look()
             shown = client.draw()
             if len(shown) != 3 or not np.array_equal(shown[0], expected):
                 wrong.append(f"{client.photo.name}: another photo")
+            far = [np.abs(a.astype(int) - b).mean() for a, b in zip(shown, panels, strict=True)]
+            if max(far) > 2:
+                wrong.append(f"{client.photo.name}: another's map, {far}")
     except Exception as error:
         wrong.append(f"{client.photo.name}: {error!r}")
 
