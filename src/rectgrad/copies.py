@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
+from rectgrad.memory import out_of_memory
 from rectgrad.methods import DeepLift, Method
 from rectgrad.op import wide
 from rectgrad.passes import Maps
@@ -163,14 +164,6 @@ def free_memory(device: torch.device) -> int:
     """What is free on a GPU, or held by torch without use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def out_of_memory(error: Exception) -> bool:
-    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-    return known or any(words in str(error).lower() for words in _NO_MEMORY)
-
-
-_NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
 
 
 def repeated(method: Method, k: int, inputs: Maps) -> Method:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
+from rectgrad.linked_pass import LinkedPass
 from rectgrad.op import Op, per_sample
 from rectgrad.passes import Maps, Pass
 from rectgrad.rules.rectified import score
@@ -33,14 +34,17 @@ def check_inputs(inputs: Maps) -> None:
             raise ValueError(f"the input of shape {tuple(x.shape)} contains {_what(x)}")
 
 
-def check_finite(subject: Subject, method: Method, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
+def check_finite(
+    subject: Subject, method: Method, passed: Pass | LinkedPass, scores: Tensor, maps: Maps
+) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     outputs = outputs if isinstance(outputs, Tensor) else scores
     tensors = [_sum(x) for x in (*subject.inputs, outputs, scores, *maps)]
     tensors += [s for s in passed.sums if isinstance(s, Tensor)]
     finite = all(math.isfinite(s) for s in passed.sums if not isinstance(s, Tensor))
-    stacked = torch.stack([s.detach().double().reshape(()).to(scores.device) for s in tensors])
+    dtype = torch.float64 if any(s.dtype is torch.float64 for s in tensors) else torch.float32
+    stacked = torch.stack([s.detach().reshape(()).to(scores.device, dtype) for s in tensors])
     if not finite or not bool(stacked.isfinite().all()):
         check_inputs(subject.inputs)
         found = _find(subject, method, outputs)

@@ -35,8 +35,8 @@ _HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
 class Graph:
     """All nodes below a score: the nodes that gradient goes to from each, and the ops that are recorded."""
 
-    def __init__(self, scores: Tensor) -> None:
-        self.root = scores.grad_fn
+    def __init__(self, root: Any) -> None:
+        self.root = root
         self.below: dict[Any, list[Any]] = {}
         self.ops: dict[Any, Op] = {}
         waiting: list[Any] = [self.root]
@@ -56,6 +56,10 @@ class Graph:
         self.below[node] = following
         return following
 
+    def hooked(self, node: Any) -> bool:
+        """Whether somebody looks at the gradient that arrives at a node."""
+        return bool(node.metadata.get(_HOOKED))
+
     @functools.cached_property
     def readers(self) -> dict[Any, list[Any]]:
         """The nodes that read each node's result."""
@@ -64,6 +68,18 @@ class Graph:
             for each in following:
                 readers.setdefault(each, []).append(node)
         return readers
+
+
+class LinkedGraph(Graph):
+    """The same of a linked pass, whose nodes are its ops."""
+
+    def _enter(self, node: Any) -> list[Any]:
+        self.ops[node] = node
+        self.below[node] = following = list(node.sources)
+        return following
+
+    def hooked(self, node: Any) -> bool:
+        return False
 
 
 class Written:
@@ -153,11 +169,11 @@ def mark_gates(graph: Graph) -> None:
 
 def _sixth(node: Any, op: Op | None) -> bool:
     """Whether a node divides by 6."""
-    name = node.name().rstrip("0123456789")
     if op is not None:
         name = {"div": "DivBackward", "mul": "MulBackward"}.get(op.family, "")
         factor = op.args[1] if name and len(op.args) > 1 and op.data_count == 1 else None
     else:
+        name = node.name().rstrip("0123456789")
         factor = getattr(node, "_saved_other", None) if name in ("DivBackward", "MulBackward") else None
     if not isinstance(factor, (int, float)) and not (isinstance(factor, Tensor) and factor.numel() == 1):
         return False
@@ -179,7 +195,7 @@ def _takes_lists(op: Op) -> bool:
 
 
 def _read_once(graph: Graph, node: Any) -> bool:
-    return len(graph.readers.get(node, ())) == 1 and not node.metadata.get(_HOOKED)
+    return len(graph.readers.get(node, ())) == 1 and not graph.hooked(node)
 
 
 def _passes_on(graph: Graph, node: Any, takers: set[Any]) -> bool:

@@ -93,6 +93,10 @@ class Op:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     step: Step | None = None  # a linear step, whose gradient needs no graph
     path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
+    adds = False  # a sum of tensors of one shape, in a linked pass
+    # In a linked pass: what has arrived so far, and the versions of what is kept (see linked.py).
+    R: Tensor | None = None
+    versions: tuple[int, ...] = ()
     _output: Tensor | None = None
     _local: Tensor | None = None
     _leaves: tuple[Tensor, ...] = ()
@@ -174,11 +178,11 @@ class Op:
         fresh = self._local is None and type(result) is Tensor and not any(result is x for x in data)
         return result if fresh and not result._is_view() else _detached(result)
 
-    def run_step(self, make: Any, keep: Keep, x: Tensor) -> Tensor:
+    def run_step(self, step: Step, keep: Keep, x: Tensor) -> Tensor:
         """Run a linear step of x, the first argument. Gradients are off."""
         y: Tensor = self.spec.func(x, *self.args[1:], **self.kwargs)
-        self.input_shapes, self.shape = (x.shape,), y.shape
-        self.step = make(self, x, y)
+        self.input_shapes, self.shape, self.step = (x.shape,), y.shape, step
+        step.made(self, y)
         if keep.output:
             self._output = y.detach()
         if keep.inputs:
@@ -326,10 +330,10 @@ class BridgeStep(Bridge):
     """The same for a linear step, which keeps nothing but its weights."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, make: Any, keep: Keep, x: Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, op: Op, step: Step, keep: Keep, x: Tensor) -> Any:  # type: ignore[override]
         ctx.op = op
         ctx.set_materialize_grads(False)
-        return op.run_step(make, keep, x)
+        return op.run_step(step, keep, x)
 
 
 BRIDGES = (Bridge, BridgeInPlace, BridgeStep)

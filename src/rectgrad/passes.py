@@ -55,6 +55,10 @@ class Pass:
         """What is written from now on is that call's to put back."""
         self.tape.keeper = region.keeper if region is not None else None
 
+    def forget(self) -> None:
+        """What a question added to the record, a callable target's calls."""
+        self.tape.truncate(self.length)
+
     def scores(self, target: targets.Scores) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
             if isinstance(target, targets.Picked):
@@ -98,7 +102,7 @@ class Pass:
 
     def _prepare(self, method: Method, scores: Tensor, observed: bool) -> None:
         """What the rules need to know of the graph; and no rule for a network with parts out of reach."""
-        below = graph.Graph(scores)
+        below = graph.Graph(scores.grad_fn)
         for op in self.tape.ops:
             op.facts.clear()
         hidden = graph.hidden_part(below, self.tape.trace) if method.rules() else None

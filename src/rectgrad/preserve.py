@@ -36,6 +36,7 @@ class Snapshot:
         self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
         self._empty: list[Any] = []
         self._headers: list[Header] = []
+        self.tensors: list[Tensor] = []
         self.modules: list[nn.Module] = []
         self.lazy = False  # whether a tensor has no values yet
         self._waiting, met = list[Any](modules_in(root)), set[int]()
@@ -52,9 +53,10 @@ class Snapshot:
             else:
                 self._take(value)
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [header.tensor for header in self._headers]
+    def watch_tensors(self) -> None:
+        """From now on, also what tensors are besides their values. A linked pass does not touch that."""
+        if len(self._headers) != len(self.tensors):
+            self._headers = list(map(Header, self.tensors))
 
     def _take(self, value: Any) -> None:
         """Remember a value's content; what may hold state further down waits for its turn."""
@@ -85,10 +87,9 @@ class Snapshot:
         self._look_inside(value.values())
 
     def _take_tensor(self, value: Tensor) -> None:
-        header = Header(value)
-        self._headers.append(header)
-        if header.grad is not None:
-            self._waiting.append(header.grad)
+        self.tensors.append(value)
+        if value.is_leaf and value.grad is not None:
+            self._waiting.append(value.grad)
 
     def _look_inside(self, values: Collection[Any]) -> None:
         if len(values) > LONGEST:
@@ -247,22 +248,27 @@ class Keeper:
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self._tensors = tensors
-        self._owned: dict[int, list[Tensor]] | None = None
         self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._lock = contextlib.ExitStack()
 
+    def owns(self, storage: int) -> bool:
+        return storage in self._owned
+
+    @functools.cached_property
+    def _owned(self) -> dict[int, list[Tensor]]:
+        owned: dict[int, list[Tensor]] = {}
+        for x in self._tensors:
+            owned.setdefault(storage_of(x), []).append(x)
+        return owned
+
     def before_write(self, storage: int) -> bool:
         """Whether a storage that is about to be written is one to be put back."""
-        if self._owned is None:
-            self._owned = {}
-            for x in self._tensors:
-                self._owned.setdefault(storage_of(x), []).append(x)
-        if storage in self._owned and storage not in self._copies:
+        if self.owns(storage) and storage not in self._copies:
             if not self._copies:
                 self._lock.enter_context(_writing)
             kept = [x.data for x in self._owned[storage]]  # as they lie there now, whatever x becomes
             self._copies[storage] = [(x, x.clone()) for x in kept]
-        return storage in self._owned
+        return self.owns(storage)
 
     def restore(self) -> None:
         with self._lock, torch.no_grad():
@@ -303,10 +309,13 @@ class Region:
         own = self._own.tensors if self._own is not None else []
         self.keeper = Keeper([*snapshot.tensors, *own, *tensors])
 
-    def begin(self) -> None:
+    def begin(self, linked: bool = False) -> None:
         """Before a pass: attributes as the first one found them, where nobody else is in the middle."""
         if self._begun:
             self.settle()
+        if not linked:
+            with self._guard:
+                self._shared.snapshot.watch_tensors()
         self._begun, self._shared.settled = True, False
 
     def settle(self) -> None:
@@ -349,8 +358,16 @@ def _random_state(device: torch.device) -> dict[str, Any]:
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     states["numpy"] = np.random.get_state(legacy=True)
     if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
+        states["cuda"] = _cuda_state(device)
     return states
+
+
+def _cuda_state(device: torch.device) -> tuple[torch.Generator, int, int]:
+    """A generator on a GPU is a seed and how far it is: to ask for all of its state takes longer."""
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    return generator, generator.initial_seed(), generator.get_offset()
 
 
 def _set_random_state(device: torch.device, states: dict[str, Any]) -> None:
@@ -363,5 +380,7 @@ def _set_random_state(device: torch.device, states: dict[str, Any]) -> None:
     before = states["numpy"]
     if now[2:] != before[2:] or (now[1] != before[1]).any():
         np.random.set_state(before)
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+    if "cuda" in states and _cuda_state(device) != states["cuda"]:
+        generator, seed, offset = states["cuda"]
+        generator.manual_seed(seed)
+        generator.set_offset(offset)

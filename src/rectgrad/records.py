@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from rectgrad import kernels, ops
 from rectgrad.catalog import as_method
-from rectgrad.copies import out_of_memory
 from rectgrad.diagnose import warn
+from rectgrad.memory import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.op import Op
 from rectgrad.passes import Maps, Pass, UnsupportedModelError, copied

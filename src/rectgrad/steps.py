@@ -43,29 +43,30 @@ def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, 
 class Conv:
     """y = x * weight; the gradient needs of x its shape alone."""
 
-    @staticmethod
-    def suits(op: Op, x: Tensor) -> bool:
-        weight = op.argument("weight")
-        if not isinstance(weight, Tensor) or weight.dtype != x.dtype or op.argument("padding", 0) == "same":
-            return False
-        return x.dim() == weight.dim() > 2
+    takes_lists = False
 
-    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
-        self.x, self.weight = x, Weight(op.argument("weight"))
-        self._call = op.spec, op.args, op.kwargs
-        self.outputs = y.shape[1:]
-        self.takes_lists = (
-            op.current.carries
-            and len(self.outputs) < 4
-            and y.is_contiguous()
-            and self.weight.value.is_contiguous()
-        )
+    @staticmethod
+    def of(op: Op, x: Tensor) -> Conv | None:
+        if len(op.args) == 7 and not op.kwargs:  # as the modules write it
+            _, weight, _, *lies = op.args
+        else:
+            weight, *lies = (op.argument(name) for name in ("weight", *Geometry._fields[1:]))
+        if not isinstance(weight, Tensor) or weight.dtype is not x.dtype or lies[1] == "same":
+            return None
+        return Conv(x, weight, lies) if x.dim() == weight.dim() > 2 else None
+
+    def __init__(self, x: Tensor, weight: Tensor, lies: list) -> None:
+        self.x, self.weight, self._lies = x, Weight(weight), lies
+
+    def made(self, op: Op, y: Tensor) -> None:
+        if op.current.carries:
+            self.outputs = y.shape[1:]
+            dense = y.is_contiguous() and self.weight.value.is_contiguous()
+            self.takes_lists = dense and len(self.outputs) < 4
 
     @cached_property
     def geometry(self) -> Geometry:
-        spec, args, kwargs = self._call
-        given = [spec.argument(name, args, kwargs) for name in Geometry._fields[1:]]
-        given = [tuple(value) if isinstance(value, list) else value for value in given]
+        given = [tuple(value) if type(value) is list else value for value in self._lies]
         return geometry(tuple(self.weight.value.shape[2:]), *given)
 
     def unshare(self, storage: int) -> None:
@@ -126,15 +127,20 @@ def _in_two_dimensions(
 class Linear:
     """y = x @ weight.T"""
 
-    @staticmethod
-    def suits(op: Op, x: Tensor) -> bool:
-        weight = op.argument("weight")
-        return isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype == x.dtype
+    takes_lists = False
 
-    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
-        self.shape, self.weight = x.shape, Weight(op.argument("weight"))
+    @staticmethod
+    def of(op: Op, x: Tensor) -> Linear | None:
+        weight = op.argument("weight")
+        fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
+        return Linear(x, weight) if fits else None
+
+    def __init__(self, x: Tensor, weight: Tensor) -> None:
+        self.shape, self.weight = x.shape, Weight(weight)
+
+    def made(self, op: Op, y: Tensor) -> None:
         dense = y.is_contiguous() and self.weight.value.is_contiguous()
-        self.takes_lists = op.current.carries and x.dim() > 1 and dense
+        self.takes_lists = op.current.carries and len(self.shape) > 1 and dense
 
     def unshare(self, storage: int) -> None:
         self.weight.unshare(storage)
@@ -153,15 +159,22 @@ class Linear:
 class Scale:
     """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch."""
 
-    @staticmethod
-    def suits(op: Op, x: Tensor) -> bool:
-        fixed = isinstance(op.argument("running_var"), Tensor) and not op.argument("training", False)
-        return fixed and x.dim() > 1 and op.name == "batch_norm"
+    takes_lists = False
 
-    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+    @staticmethod
+    def of(op: Op, x: Tensor) -> Scale | None:
+        given = op.spec.argument
+        variance, training, weight, eps = (given(name, op.args, op.kwargs) for name in _NORM)
+        if not isinstance(variance, Tensor) or training or op.spec.name != "batch_norm" or x.dim() < 2:
+            return None
+        return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
+
+    def __init__(self, variance: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype) -> None:
+        self.variance, self.weight = Weight(variance), Weight(weight)
+        self.eps, self.dtype = eps, dtype
+
+    def made(self, op: Op, y: Tensor) -> None:
         self.facts = op.facts
-        self.variance, self.weight = Weight(op.argument("running_var")), Weight(op.argument("weight"))
-        self.eps, self.dtype = op.argument("eps", 1e-5), x.dtype
         self.takes_lists = op.current.carries and y.is_contiguous()
 
     def unshare(self, storage: int) -> None:
@@ -199,24 +212,31 @@ class Scale:
         return with_survivors(self.gradient(kernels.dense(R)), scaled)
 
 
+_NORM = ("running_var", "training", "weight", "eps")
+
+
 class AvgPool:
     """y = the mean of each window: on CPUs, torch takes long for its gradient."""
 
     takes_lists = False
 
     @staticmethod
-    def suits(op: Op, x: Tensor) -> bool:
+    def of(op: Op, x: Tensor) -> AvgPool | None:
         usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False)
         overridden = op.argument("divisor_override") is not None
-        return usual and not overridden and op.current.carries and x.dim() == 4 and x.is_contiguous()
+        fits = usual and not overridden and op.current.carries and x.dim() == 4 and x.is_contiguous()
+        return AvgPool(x.shape) if fits else None
 
-    def __init__(self, op: Op, x: Tensor, y: Tensor) -> None:
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+
+    def made(self, op: Op, y: Tensor) -> None:
         kernel = per_dim(op.argument("kernel_size"), 2)
         stride = per_dim(op.argument("stride") or kernel, 2)
         padding = per_dim(op.argument("padding", 0), 2)
-        planes, padded = x.shape[0] * x.shape[1], int(op.argument("count_include_pad", True))
-        self.shape = x.shape
-        self.call = native.Pooling(planes, *x.shape[2:], *y.shape[2:], *kernel, *stride, *padding, padded)
+        n, channels, *size = self.shape
+        planes, padded = n * channels, int(op.argument("count_include_pad", True))
+        self.call = native.Pooling(planes, *size, *y.shape[2:], *kernel, *stride, *padding, padded)
 
     def unshare(self, storage: int) -> None:
         """Nothing is kept."""

@@ -12,6 +12,8 @@ from torch import Tensor
 from rectgrad import kernels, ops
 from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
+from rectgrad.linked import LinkedTape, Unlinked
+from rectgrad.linked_pass import LinkedPass, linked, remember_as_unlinkable
 from rectgrad.op import Keep
 from rectgrad.passes import Maps, Observe, Pass, copied
 from rectgrad.preserve import Region
@@ -37,8 +39,12 @@ class Subject:
     offset: int = 0  # of the first sample in what the caller gave
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
     checked: bool = False  # whether the inputs are known to be finite
-    trace: Trace | None = field(default=None, init=False)  # of the last pass
+    tape: Tape | LinkedTape | None = field(default=None, init=False)  # of the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
+
+    @property
+    def trace(self) -> Trace | None:
+        return self.tape.trace if self.tape is not None else None
 
     @property
     def n(self) -> int:
@@ -132,7 +138,25 @@ class Subject:
 
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
-        passed = self.passed or Pass(self, self.tape_for(method))
+        passed = self._linked(method)
+        if passed is not None:
+            try:
+                return self._answered(method, passed)
+            except Unlinked:
+                remember_as_unlinkable(self.model)
+        return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
+
+    def _linked(self, method: Method) -> LinkedPass | None:
+        """A linked pass, where the method needs no more and the model allows it."""
+        simple = method.rectifies and not method.decompose and kernels.chosen() != "reference"
+        if not simple or self.passed is not None or self.observe is not None or self.diagnosing:
+            return None
+        rules, carries = method.rules(), method.thresholds and kernels.carries(self.inputs[0])
+        tape = LinkedTape({family: keeping(family, rule, carries) for family, rule in rules.items()})
+        tape.current.carries = carries
+        return linked(self, tape)
+
+    def _answered(self, method: Method, passed: Pass | LinkedPass) -> Maps:
         if method.per_sample and self.n > 1 and mixes_samples(self, passed):
             if self.settled is None and not callable(self.target):
                 self.resolved(passed.outputs)
@@ -144,11 +168,11 @@ class Subject:
             try:
                 return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
             finally:
-                passed.tape.truncate(passed.length)  # what a callable target added
+                passed.forget()
 
-    def finish(self, method: Method, passed: Pass, scores: Tensor) -> Maps:
+    def finish(self, method: Method, passed: Pass | LinkedPass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
-        self.trace = passed.tape.trace
+        self.tape = passed.tape
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
@@ -185,14 +209,14 @@ class Repeating(int):
         return int(self) + row % self.n
 
 
-def mixes_samples(subject: Subject, passed: Pass) -> bool:
+def mixes_samples(subject: Subject, passed: Pass | LinkedPass) -> bool:
     """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
     if passed.mixes is None:
         passed.mixes = _mixes(subject, passed)
     return passed.mixes
 
 
-def _mixes(subject: Subject, passed: Pass) -> bool:
+def _mixes(subject: Subject, passed: Pass | LinkedPass) -> bool:
     n, rows = passed.n, [row for row in passed.tape.trace.rows if row.shape]
     shapes = [op.shape for op in passed.rectified()]
     if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):

@@ -135,10 +135,10 @@ class Tape(TorchFunctionMode):
             op.sources = (op_of(x.grad_fn),)
             if not self._wanted(op):
                 return self._plainly(spec, func, args, kwargs)
-        make = LINEAR_STEPS[family]
-        if not make.suits(op, x):
+        step = LINEAR_STEPS[family].of(op, x)
+        if step is None:
             return self._slowly(spec, func, args, kwargs)
-        result = bridged(BridgeStep, op, make, self.keeps.get(family, _ALL), x)
+        result = bridged(BridgeStep, op, step, self.keeps.get(family, _ALL), x)
         self._note(op, x.shape)
         return result
 
@@ -297,12 +297,13 @@ class Tape(TorchFunctionMode):
         return keep is not None and not keep.inputs and not target._is_view() and not target.is_leaf
 
     def _bridge(self, op: Op, data: Sequence[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
-        keep, make = self.keeps.get(op.family, _ALL), LINEAR_STEPS.get(op.family)
+        keep, kind = self.keeps.get(op.family, _ALL), LINEAR_STEPS.get(op.family)
+        step = kind.of(op, data[0]) if kind is not None and in_place is None and _is_step(op) else None
         with NOTHING if unsurrounded() else identity_hooks():
             if in_place is not None:
                 result = bridged(BridgeInPlace, op, in_place, *data)
-            elif make is not None and _is_step(op) and make.suits(op, data[0]):
-                result = bridged(BridgeStep, op, make, keep, *data)
+            elif step is not None:
+                result = bridged(BridgeStep, op, step, keep, *data)
             else:
                 result = bridged(Bridge, op, keep, *data)
         if type(result) is tuple and op.result_type not in (tuple, list):

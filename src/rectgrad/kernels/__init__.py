@@ -39,7 +39,7 @@ def _on_cpu() -> str:
 
 
 def _cuda() -> bool:
-    if chosen() != "fast" or not torch.cuda.is_available():
+    if chosen() != "fast":
         return False
     from rectgrad.kernels import cuda
 
@@ -79,7 +79,7 @@ def rectify(
     `seen` gets a number that is not finite if an R is not. carry: the result may be a mere carrier of what
     passed. None where the plain rule is to be taken.
     """
-    if a.device.type == "cpu":
+    if a.is_cpu:
         library = _native()
         if library is not None:
             return native.rectify(library, a, R, rows, k, tau, rule, seen, carry)
@@ -87,15 +87,20 @@ def rectify(
             return None
         seen.append(R.sum())
         return portable.rectify(a, R, rows, k, rule)
-    if a.device.type != "cuda" or not _cuda():
+    if not a.is_cuda or not _cuda():
         return None
     from rectgrad.kernels import cuda
 
     if a.dtype not in cuda.DTYPES or R.dtype not in cuda.DTYPES:
         return None
-    if not (seen and isinstance(seen[-1], Tensor) and seen[-1].dim() == 1 and seen[-1].device == a.device):
+    if not (seen and _counts(seen[-1], a)):
         seen.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
     if k is None:
         assert tau is not None
         return cuda.rectify_constant(a, R, tau, rule, seen[-1])
     return cuda.rectify(a, R, rows, k, rule, seen[-1])
+
+
+def _counts(seen: object, a: Tensor) -> bool:
+    """Whether this is the number that the layers of a device share."""
+    return isinstance(seen, Tensor) and seen.dim() == 1 and seen.get_device() == a.get_device()

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -294,11 +295,15 @@ def _launch(plan: Plan, tensors: tuple[Tensor, ...], leading: tuple[float, ...] 
 
 def _stream(device: int) -> int:
     """The current stream's handle; 0 on a CPU."""
-    if device < 0:
-        return 0
+    return _current_stream()(device) if device >= 0 else 0
+
+
+@functools.cache
+def _current_stream() -> Callable[[int], int]:
     from triton.runtime import driver  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    return driver.active.get_current_stream(device)
+    found: Callable[[int], int] = driver.active.get_current_stream
+    return found
 
 
 @dataclass(slots=True)

@@ -33,12 +33,18 @@ def padded(op: Op) -> bool:
     """Whether a convolution may see zero padding at all."""
     padding = op.argument("padding", 0)
     own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
-    return own or any(source is not None and source.family == "pad" for source in op.sources)
+    return own or _follows_pad(op)
+
+
+def _follows_pad(op: Op) -> bool:
+    return any(source is not None and source.family == "pad" for source in op.sources)
 
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
     geometry = _geometry(op)
+    if not any(geometry[3]) and not _follows_pad(op):
+        return None
     dims = len(geometry[0])
     before, after = _pad_before(op, dims)
     return _region(tuple(op.input_shapes[0][-dims:]), op.shape[-dims:], *geometry, before, after)

@@ -1,0 +1,151 @@
+"""One forward pass, linked, and its one backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import graph, kernels, ops
+from rectgrad import target as targets
+from rectgrad.linked import LinkedTape, Unlinked, check_intact, linkable
+from rectgrad.memory import out_of_memory
+from rectgrad.op import Op
+from rectgrad.passes import Maps, Observe, copied
+from rectgrad.preserve import Region
+
+if TYPE_CHECKING:
+    from rectgrad.methods import Method
+    from rectgrad.subject import Subject
+
+
+class LinkedPass:
+    """As `Pass`; but what is recorded is used up by the backward pass."""
+
+    def __init__(self, subject: Subject, tape: LinkedTape) -> None:
+        self.n = len(subject.inputs[0])
+        self.mixes: bool | None = None
+        self.lock = threading.RLock()
+        self.tape, self._inputs = tape, subject.inputs
+        tape.current.batch = self.n
+        assert subject.region is not None
+        self.adopt(subject.region)
+        subject.region.begin(linked=True)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                # Copies, so that a model may write into the containers it is given.
+                inputs = tuple(
+                    x.detach().to(subject.device or x.device, copy=True).requires_grad_()
+                    for x in subject.inputs
+                )
+                self.entries = tuple(tape.enter(x) for x in inputs)
+                args, kwargs = (copied(given, subject.given) for given in (subject.args, subject.kwargs))
+                with tape:
+                    self.outputs = subject.model(*inputs, *args, **kwargs)
+        finally:
+            subject.region.restore()
+
+    def adopt(self, region: Region | None) -> None:
+        self.tape.keeper = region.keeper if region is not None else None
+
+    def scores(self, target: targets.Scores) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad(), self.tape:
+            given = isinstance(target, targets.Picked)
+            scores = target(self.outputs if given else copied(self.outputs, torch.clone))
+        if type(scores) is not Tensor or self.tape.op_of(scores) is None:
+            raise Unlinked("the score does not depend on the input")
+        return scores
+
+    def forget(self) -> None:
+        """Nothing: there is no second question."""
+
+    def backward(
+        self, method: Method, scores: Tensor, once: bool = True, observe: Observe | None = None
+    ) -> Maps:
+        assert once
+        assert observe is None
+        root, current = self.tape.op_of(scores), self.tape.current
+        assert root is not None
+        self._prepare(method, root)
+        current.rules, current.once = method.rules(), True
+        root.R = torch.ones_like(scores)
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                for op in reversed(self.tape.ops):
+                    if op.R is not None:
+                        _pass_on(op)
+                    op.release()
+            except RuntimeError as error:
+                if "modified by an inplace operation" in str(error):
+                    raise Unlinked("a record was overwritten") from None
+                raise
+        self.sums = current.sums
+        if method.rectifies and not current.ran & ops.RECTIFIERS:
+            raise Unlinked("nothing was rectified")
+        return tuple(
+            torch.zeros_like(x) if entry.R is None else entry.R.detach().to(x)
+            for entry, x in zip(self.entries, self._inputs, strict=True)
+        )
+
+    def _prepare(self, method: Method, root: Op) -> None:
+        below = graph.LinkedGraph(root)
+        graph.mark_gates(below)
+        if "last" in method.facts:
+            graph.mark_last(below)
+        if method.thresholds:
+            graph.mark_carrying(below)
+
+    def rectified(self) -> list[Op]:
+        return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
+
+
+def _pass_on(op: Op) -> None:
+    """What arrived at an op, by its rule, to the ops before it."""
+    R, op.R = op.R, None
+    assert R is not None
+    check_intact(op)
+    if op.step is not None or op.family in op.current.rules:
+        grads = op.backward(R)
+    else:
+        grads = (R,) * op.data_count if op.adds else op.vjp(kernels.dense(R))
+    for source, grad in zip(op.sources, grads, strict=True):
+        if grad is not None and source is not None:
+            source.R = grad if source.R is None else kernels.dense(source.R) + kernels.dense(grad)
+    op.sources = ()
+
+
+def linked(subject: Subject, tape: LinkedTape) -> LinkedPass | None:
+    """The forward pass of a subject's model, where it can be linked."""
+    region = subject.region
+    if region is None or any(module.training for module in region.modules) or not linkable(subject.inputs):
+        return None
+    if _known_as_unlinkable(subject.model):
+        return None
+    try:
+        return LinkedPass(subject, tape)
+    except Unlinked:
+        remember_as_unlinkable(subject.model)
+    except Exception as error:  # a tape will meet it again, if it was not for the links
+        if out_of_memory(error):
+            raise
+    return None
+
+
+_unlinkable: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def remember_as_unlinkable(model: Any) -> None:
+    """Not to be tried again: to fail costs time."""
+    with contextlib.suppress(TypeError):  # not everything that can be called can be remembered
+        _unlinkable[model] = True
+
+
+def _known_as_unlinkable(model: Any) -> bool:
+    try:
+        return model in _unlinkable
+    except TypeError:
+        return False
