@@ -29,7 +29,7 @@ from rectgrad.trace import Row, Trace
 _FIRST = Slot(0)
 _INPUT = ops.Spec("input", None, lambda x: x, (), False)
 _ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
-_PLAIN = _ATOMS | {tuple, list}  # of numbers, where a step or a rectifier takes them
+_QUIET = _ATOMS | {tuple, list, Parameter}  # where a step or a rectifier takes them, they hold numbers
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # Answers that are the same for a linked tensor as for any other.
 _ASKED = frozenset(
@@ -124,32 +124,43 @@ class LinkedTape(TorchFunctionMode):
         x, family = args[0], spec.family
         assert family is not None
         op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.current)
-        op.step = LINEAR_STEPS[family].of(op, x)
-        if op.step is None:
+        op.step = step = LINEAR_STEPS[family].of(op, x)
+        if step is None:
             return self._any(spec, func, args, kwargs)
-        y = _without_graph(func, args, kwargs)
+        _set_grad_enabled(False)
+        try:
+            y = func(*args, **kwargs)
+        finally:
+            _set_grad_enabled(True)
         op.input_shapes, op.shape = (x.shape,), y.shape
-        op.step.made(op, y)
+        if self.current.carries:
+            step.made(op, y)
         return self._link(op, (source,), y)
 
     def _rectifier(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         source = self._source(args, kwargs)
         if source is None:
             return self._any(spec, func, args, kwargs)
-        others, named, inplace = out_of_place(spec, args, kwargs)
-        x, inplace = args[0], inplace or spec.writes
-        assert spec.family is not None
-        op = Op(spec, spec.family, (_FIRST, *others[1:]), named, self.current)
-        if spec.family == "clamp":
-            op.family = ops.refine("clamp", spec.name, op.argument)
-            if op.family not in ops.RECTIFIERS:
+        others, named, inplace = (
+            out_of_place(spec, args, kwargs) if kwargs or len(args) > 1 else (args, kwargs, False)
+        )
+        x, family, inplace = args[0], spec.family, inplace or spec.writes
+        assert family is not None
+        op = Op(spec, family, (_FIRST, *others[1:]), named, self.current)
+        if family == "clamp":
+            op.family = family = ops.refine("clamp", spec.name, op.argument)
+            if family not in ops.RECTIFIERS:
                 return self._any(spec, func, args, kwargs)
-        keep = self.keeps[op.family]
+        keep = self.keeps[family]
         if inplace:
             self._overwrite(x, source)
         if keep.inputs:
-            op.inputs = (x.clone().detach() if inplace else x.detach(),)
-        y = _without_graph(func, args, kwargs)
+            op.inputs = (x.detach().clone() if inplace else x.detach(),)
+        _set_grad_enabled(False)
+        try:
+            y = func(*args, **kwargs)
+        finally:
+            _set_grad_enabled(True)
         op.input_shapes, op.shape = (x.shape,), y.shape
         op._output = y.detach()
         op.versions = _versions(op) if keep.inputs else (y._version,)
@@ -171,17 +182,18 @@ class LinkedTape(TorchFunctionMode):
         return self._link(op, sources, _without_graph(func, args, kwargs))
 
     def _source(self, args: tuple, kwargs: dict) -> Op | None:
-        """The op that made the first argument, if it is certainly the only one that is data."""
-        if not args or type(args[0]) is not Tensor or not undisturbed():
+        """The op that made the first argument, if that is certainly the only one that is data."""
+        x = args[0] if args else None
+        op: Op | None = getattr(x, "_rectgrad", None)
+        if op is None or op.current is not self.current or type(x) is not Tensor or not undisturbed():
             return None
-        for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
-            kind = type(value)
-            if kind is Tensor:
-                if value.requires_grad:
-                    return None
-            elif kind is not Parameter and kind not in _PLAIN and isinstance(value, Tensor):
+        for value in args:
+            if type(value) not in _QUIET and value is not x and _perhaps_data(value):
                 return None
-        return self.op_of(args[0])
+        for value in kwargs.values():
+            if type(value) not in _QUIET and _perhaps_data(value):
+                return None
+        return op
 
     def _link(self, op: Op, sources: Sources, y: Tensor) -> Tensor:
         op.sources = sources
@@ -308,6 +320,10 @@ def _way(func: Any, spec: ops.Spec) -> Way:
     if spec.family in ops.RECTIFIERS or spec.family == "clamp":
         return LinkedTape._rectifier
     return LinkedTape._sum if spec.family == "add" else LinkedTape._any
+
+
+def _perhaps_data(value: Any) -> bool:
+    return value.requires_grad if type(value) is Tensor else isinstance(value, Tensor)
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -98,6 +98,8 @@ class LinkedPass:
             graph.mark_last(below)
         if method.thresholds:
             graph.mark_carrying(below)
+        if not self.tape.current.carries:
+            graph.fold_norms(below)
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
@@ -107,15 +109,17 @@ def _pass_on(op: Op) -> None:
     """What arrived at an op, by its rule, to the ops before it."""
     R, op.R = op.R, None
     assert R is not None
-    check_intact(op)
+    if op.versions:
+        check_intact(op)
     if op.step is not None or op.family in op.current.rules:
         grads = op.backward(R)
     else:
         grads = (R,) * op.data_count if op.adds else op.vjp(kernels.dense(R))
     for source, grad in zip(op.sources, grads, strict=True):
-        if grad is not None and source is not None:
-            source.R = grad if source.R is None else kernels.dense(source.R) + kernels.dense(grad)
-    op.sources = ()
+        if grad is None:
+            continue
+        assert source is not None
+        source.R = grad if source.R is None else kernels.dense(source.R) + kernels.dense(grad)
 
 
 def linked(subject: Subject, tape: LinkedTape) -> LinkedPass | None:

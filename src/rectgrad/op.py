@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rectgrad import kernels, ops
-from rectgrad.steps import AvgPool, Region, Step, outside_zeroed
+from rectgrad.steps import Region, Step, outside_zeroed
 
 Rule = Callable[["Op", Tensor], Any]
 Rules = Mapping[str, Rule]
@@ -142,11 +142,12 @@ class Op:
 
     def _linear(self, step: Step, R: Tensor, within: Region | None) -> Tensor:
         passed = kernels.survivors_of(R) if step.takes_lists else None
-        grad = None
-        if not isinstance(step, AvgPool):
-            grad = step.from_lists(passed, R, within) if passed is not None else None
-            self.path = "dense" if grad is None else "sparse"
-        return step.gradient(outside_zeroed(kernels.dense(R), within)) if grad is None else grad
+        grad = step.from_lists(passed, R, within) if passed is not None else None
+        self.path = step.paths[grad is not None]
+        if grad is not None:
+            return grad
+        R = kernels.dense(R)
+        return step.gradient(R if within is None else outside_zeroed(R, within))
 
     def vjp_at(self, points: Sequence[Tensor], R: Tensor) -> tuple[Any, ...]:
         """The plain gradient at other data tensors than the recorded ones."""
@@ -182,7 +183,8 @@ class Op:
         """Run a linear step of x, the first argument. Gradients are off."""
         y: Tensor = self.spec.func(x, *self.args[1:], **self.kwargs)
         self.input_shapes, self.shape, self.step = (x.shape,), y.shape, step
-        step.made(self, y)
+        if self.current.carries:
+            step.made(self, y)
         if keep.output:
             self._output = y.detach()
         if keep.inputs:
@@ -223,15 +225,15 @@ class Op:
         rule = None if self.facts.get("gate") else current.rules.get(self.family)
         if self.step is None:
             R = kernels.dense(R)
+            if not getattr(rule, "looks", False):
+                current.look(R)  # what is not finite goes through a linear step and is seen after it
         if current.observe is not None:
             current.observe(self, R)
-        if self.step is None and not getattr(rule, "looks", False):
-            current.look(R)  # what is not finite goes through a linear step and is seen after it
         if rule is None:
             self.rule = "plain"
             return (self._of_relu6(R),) if self.facts.get("gate") else self.vjp(R)
         current.ran.add(self.family)
-        self.rule = getattr(rule, "__name__", type(rule).__name__)
+        self.rule = getattr(rule, "__name__", None) or type(rule).__name__
         result = rule(self, R)
         grads = result if isinstance(result, tuple) else (result,)
         if len(grads) != 1 or getattr(grads[0], "shape", None) != self.input_shapes[0]:

@@ -31,8 +31,12 @@ class Snapshot:
     """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
 
     def __init__(self, root: Any) -> None:
+        # Dictionaries, and in one list each the lengths, keys and values of all of them: a copy of each would
+        # be thousands of containers, and Python looks through new containers for garbage.
         self._dicts: list[dict] = []
-        self._copies: list[dict] = []  # of them
+        self._lengths: list[int] = []
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
         self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
         self._empty: list[Any] = []
         self._headers: list[Header] = []
@@ -82,9 +86,12 @@ class Snapshot:
             self._take_dict(vars(value))
 
     def _take_dict(self, value: dict) -> None:
+        values = value.values()
         self._dicts.append(value)
-        self._copies.append(value.copy())
-        self._look_inside(value.values())
+        self._lengths.append(len(value))
+        self._keys += value
+        self._values += values
+        self._look_inside(values)
 
     def _take_tensor(self, value: Tensor) -> None:
         self.tensors.append(value)
@@ -109,8 +116,10 @@ class Snapshot:
         if any(self._empty):
             for container in self._empty:
                 container.clear()
-        if not _same_members(self._dicts, self._copies):
-            for container, content in zip(self._dicts, self._copies, strict=True):
+        if not self._same_members():
+            members = iter(zip(self._keys, self._values, strict=True))
+            for container, length in zip(self._dicts, self._lengths, strict=True):
+                content = dict(itertools.islice(members, length))
                 if not _unchanged(container, content):
                     _refill(container, content)
         for container, content in self._contents:
@@ -120,15 +129,14 @@ class Snapshot:
             if header.differs():
                 header.restore()
 
-
-def _same_members(dicts: list[dict], copies: list[dict]) -> bool:
-    """Whether all keys and values are the very same objects, in the same order."""
-    if list(map(len, dicts)) != list(map(len, copies)):
-        return False
-    chain = itertools.chain.from_iterable
-    return all(map(operator.is_, chain(map(_values, dicts)), chain(map(_values, copies)))) and all(
-        map(operator.is_, chain(dicts), chain(copies))
-    )
+    def _same_members(self) -> bool:
+        """Whether all keys and values are the very same objects, in the same order."""
+        if list(map(len, self._dicts)) != self._lengths:
+            return False
+        chain, same = itertools.chain.from_iterable, operator.is_
+        return all(map(same, chain(map(_values, self._dicts)), self._values)) and all(
+            map(same, chain(self._dicts), self._keys)
+        )
 
 
 _values = operator.methodcaller("values")

@@ -4,7 +4,7 @@ that passed."""
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,13 +37,23 @@ def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, 
     dims = len(kernel)
     padding = 0 if padding in (None, "valid") else padding
     stride, dilation, groups = (1 if value is None else value for value in (stride, dilation, groups))
+    kernel = tuple(kernel)
     return Geometry(kernel, per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims), groups)
 
 
-class Conv:
-    """y = x * weight; the gradient needs of x its shape alone."""
+_BOTH = ("dense", "sparse")  # how a gradient may be computed
 
-    takes_lists = False
+# A step is made `of` an op about to run, and, where gradients may travel as lists, told what was `made`.
+
+
+class Conv:
+    """y = x * weight; the gradient needs of x its shape alone.
+
+    norm: the batch norm that alone reads y, where its scale goes into the weights instead of the gradient.
+    """
+
+    takes_lists, paths = False, _BOTH
+    norm: Scale | None = None
 
     @staticmethod
     def of(op: Op, x: Tensor) -> Conv | None:
@@ -57,17 +67,19 @@ class Conv:
 
     def __init__(self, x: Tensor, weight: Tensor, lies: list) -> None:
         self.x, self.weight, self._lies = x, Weight(weight), lies
+        self._geometry: Geometry | None = None
 
     def made(self, op: Op, y: Tensor) -> None:
-        if op.current.carries:
-            self.outputs = y.shape[1:]
-            dense = y.is_contiguous() and self.weight.value.is_contiguous()
-            self.takes_lists = dense and len(self.outputs) < 4
+        self.outputs = y.shape[1:]
+        dense = y.is_contiguous() and self.weight.value.is_contiguous()
+        self.takes_lists = dense and len(self.outputs) < 4
 
-    @cached_property
+    @property
     def geometry(self) -> Geometry:
-        given = [tuple(value) if type(value) is list else value for value in self._lies]
-        return geometry(tuple(self.weight.value.shape[2:]), *given)
+        if self._geometry is None:
+            given = [tuple(value) if type(value) is list else value for value in self._lies]
+            self._geometry = geometry(self.weight.value.shape[2:], *given)
+        return self._geometry
 
     def unshare(self, storage: int) -> None:
         self.weight.unshare(storage)
@@ -77,7 +89,7 @@ class Conv:
         grad: Tensor = _convolution_backward(
             R,
             self.x if x is None else x,
-            self.weight.unchanged(),
+            self.weight.unchanged() if self.norm is None else self.norm.times(self.weight.unchanged()),
             None,  # no gradient of a bias is asked for
             stride,
             padding,
@@ -127,7 +139,7 @@ def _in_two_dimensions(
 class Linear:
     """y = x @ weight.T"""
 
-    takes_lists = False
+    takes_lists, paths = False, _BOTH
 
     @staticmethod
     def of(op: Op, x: Tensor) -> Linear | None:
@@ -140,7 +152,7 @@ class Linear:
 
     def made(self, op: Op, y: Tensor) -> None:
         dense = y.is_contiguous() and self.weight.value.is_contiguous()
-        self.takes_lists = op.current.carries and len(self.shape) > 1 and dense
+        self.takes_lists = len(self.shape) > 1 and dense
 
     def unshare(self, storage: int) -> None:
         self.weight.unshare(storage)
@@ -157,9 +169,13 @@ class Linear:
 
 
 class Scale:
-    """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch."""
+    """y = x * scale + shift, one of each a channel: a batch norm that does not look at its batch.
 
-    takes_lists = False
+    folded: the convolution before it does its part.
+    """
+
+    takes_lists, paths = False, _BOTH
+    folded = False
 
     @staticmethod
     def of(op: Op, x: Tensor) -> Scale | None:
@@ -175,7 +191,7 @@ class Scale:
 
     def made(self, op: Op, y: Tensor) -> None:
         self.facts = op.facts
-        self.takes_lists = op.current.carries and y.is_contiguous()
+        self.takes_lists = y.is_contiguous()
 
     def unshare(self, storage: int) -> None:
         self.variance.unshare(storage)
@@ -195,7 +211,15 @@ class Scale:
         variance = variance if variance.device.type == "mps" else variance.double()
         return (variance + self.eps).rsqrt().to(self.dtype)
 
+    def times(self, weight: Tensor) -> Tensor:
+        """A convolution's weights, each times the scale of the channel that it makes."""
+        from rectgrad.kernels import cuda
+
+        return cuda.scaled(weight, self.variance.unchanged(), self.weight.unchanged(), self.eps)
+
     def gradient(self, R: Tensor) -> Tensor:
+        if self.folded:
+            return R
         variance, weight = self.variance.unchanged(), self.weight.unchanged()
         if R.is_cuda:  # the forward kernel, without a shift, is several times faster than the backward one
             mean, cudnn = _zeros(len(variance), variance.dtype, R.device), torch.backends.cudnn.enabled
@@ -218,7 +242,7 @@ _NORM = ("running_var", "training", "weight", "eps")
 class AvgPool:
     """y = the mean of each window: on CPUs, torch takes long for its gradient."""
 
-    takes_lists = False
+    takes_lists, paths = False, (None, None)
 
     @staticmethod
     def of(op: Op, x: Tensor) -> AvgPool | None:
@@ -240,6 +264,9 @@ class AvgPool:
 
     def unshare(self, storage: int) -> None:
         """Nothing is kept."""
+
+    def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
+        return None
 
     def gradient(self, R: Tensor) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
@@ -274,6 +301,12 @@ class Weight:
         """Keep a copy of what is about to be written."""
         if self.value is not None and self.value.untyped_storage()._cdata == storage:
             self.__init__(self.value.clone())  # type: ignore[misc]
+
+
+def scalable(conv: Conv, norm: Scale) -> bool:
+    """Whether there is a kernel that puts a batch norm's scale into a convolution's weights."""
+    tensors = (conv.weight.value, norm.variance.value, norm.weight.value)
+    return all(x is None or (x.is_cuda and x.dtype is torch.float32) for x in tensors) and kernels.scales()
 
 
 Step = Conv | Linear | Scale | AvgPool

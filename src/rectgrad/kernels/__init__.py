@@ -14,7 +14,17 @@ from torch import Tensor
 from rectgrad.kernels import native, portable
 from rectgrad.kernels.survivors import Survivors, carried, dense, survivors_of
 
-__all__ = ["Survivors", "carried", "carries", "dense", "in_use", "rectify", "smallest", "survivors_of"]
+__all__ = [
+    "Survivors",
+    "carried",
+    "carries",
+    "dense",
+    "in_use",
+    "rectify",
+    "scales",
+    "smallest",
+    "survivors_of",
+]
 
 CHOICES = ("fast", "portable", "reference")
 
@@ -49,6 +59,11 @@ def _cuda() -> bool:
 def carries(x: Tensor) -> bool:
     """Whether what passes an activation of this kind may travel as lists."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _native() is not None
+
+
+def scales() -> bool:
+    """Whether there is a kernel for a convolution's weights times a batch norm's scale."""
+    return _cuda()
 
 
 def _native() -> native.Library | None:

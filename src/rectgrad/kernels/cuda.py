@@ -69,6 +69,27 @@ def rectify_constant(
     return out
 
 
+def scaled(weight: Tensor, variance: Tensor, factor: Tensor | None, eps: float) -> Tensor:
+    """weight * factor / sqrt(variance + eps), one of each for every output channel, its first dimension."""
+    weight = weight if _channels_outermost(weight) else weight.contiguous()
+    out = torch.empty_like(weight)
+    plan = _plan_scaled(weight.numel(), weight.numel() // len(variance), factor is not None)
+    _launch(plan, (weight, variance, variance if factor is None else factor, out), (float(eps),))
+    return out
+
+
+def _channels_outermost(weight: Tensor) -> bool:
+    """Whether the weights of an output channel lie together, in whatever order."""
+    if weight.is_contiguous():
+        return True
+    return weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_scaled(total: int, each: int, has_factor: bool) -> Plan:
+    return Plan("scale_channels", -(-total // 1024), (total, each), (has_factor, 1024), {"num_warps": 4})
+
+
 def _select(
     a: Tensor, R: Tensor, rows: int, k: int, rule: str, tau: Tensor | None, seen: Tensor | None
 ) -> Tensor:

@@ -31,7 +31,8 @@ NOT_YET = tl.constexpr(0x7FC00001)  # the bits of a NaN, which is never posted: 
 
 # A kernel is compiled once for all values of these.
 NUMBERS = (
-    "seen rows d k parts chunks capacity rank width together stride_R inner outer magic shift tau".split()
+    "seen rows d k parts chunks capacity rank width together stride_R inner outer magic shift tau "
+    "eps each factor".split()
 )
 
 # One argument a line would hide the code between the signatures.
@@ -412,3 +413,19 @@ def rectify_rows(
     R += row * (stride_R // ALIGN * ALIGN)
     s, r = _read(a + row * d, R, start, at, d, (inner, outer, magic, shift), RULE, SLICED, ALIGN, True, True)
     _write(out + row * d + start, at, at < d - start, r, s, tau, seen)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def scale_channels(
+    weight, variance, factor, out,
+    eps: tl.float32, d: tl.int32, each: tl.int32,
+    FACTOR: tl.constexpr, CHUNK: tl.constexpr,
+):
+    """weight * factor / sqrt(variance + eps); `each` weights lie together for every channel."""
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    valid = at < d
+    channel = at // each
+    scale = 1.0 / tl.sqrt_rn(tl.load(variance + channel, mask=valid, other=1.0) + eps)
+    if FACTOR:
+        scale *= tl.load(factor + channel, mask=valid, other=0.0)
+    tl.store(out + at, tl.load(weight + at, mask=valid, other=0.0) * scale, mask=valid)
