@@ -39,7 +39,7 @@ def asked(tape: Any, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> An
 
 def undisturbed() -> bool:
     """Whether a call does no more than it says: gradients are on, and neither hooks nor autocast are."""
-    return torch.is_grad_enabled() and not autocasts() and unsurrounded()
+    return _enabled() and not autocasts() and _hooks(False) is None
 
 
 def _autocasts() -> bool:
@@ -51,7 +51,12 @@ autocasts: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _a
 
 def unsurrounded() -> bool:
     """Whether nothing is to be kept from what is saved for the backward pass: see identity_hooks."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    return _hooks(False) is None
+
+
+# Asked at every call, so looked up once.
+_enabled: Callable[[], bool] = torch.is_grad_enabled
+_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def surroundings(name: str, args: tuple, data: list[Tensor]) -> Any:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import ops
 from rectgrad.calls import autocasts, out_of_place, undisturbed, unsurrounded, updates
 from rectgrad.composite import composite
+from rectgrad.direct import DIRECT, direct
 from rectgrad.op import Current, Keep, Op, Slot, storage_of
 from rectgrad.preserve import Keeper
 from rectgrad.steps import LINEAR_STEPS
@@ -177,7 +178,7 @@ class LinkedTape(TorchFunctionMode):
         if spec.writes:
             self._overwrite(x, sources[0])
         op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.current)
-        op.adds, op.data_count = True, 2
+        op.back, op.data_count = _to_both, 2
         op.input_shapes, op.shape = (x.shape, y.shape), x.shape
         return self._link(op, sources, _without_graph(func, args, kwargs))
 
@@ -217,6 +218,13 @@ class LinkedTape(TorchFunctionMode):
         op.data_count = len(data)
         _check(op, writes)
         sources = tuple([self.op_of(x) for x in data])
+        if not writes and op.family not in self.keeps:
+            found = _directly(op, data)
+            if found is not None:
+                y, op.back = found
+                op.input_shapes, op.shape = tuple([x.shape for x in data]), y.shape
+                self._note_sharing(y, data)
+                return self._link(op, sources, y)
         if writes:
             self._overwrite(data[0], sources[0])
         leaves = tuple([(x.detach().clone() if writes else x.detach()).requires_grad_() for x in data])
@@ -239,14 +247,19 @@ class LinkedTape(TorchFunctionMode):
         y = result.detach()
         if target is not None:
             y = _without_graph(target.copy_, (y,), {})
-        elif storage_of(y) in map(storage_of, op._leaves):
-            self._shared.add(storage_of(y))
+        else:
+            self._note_sharing(y, op._leaves)
         if op.family in self.keeps:
             keep = self.keeps[op.family]
             op._output = y.detach() if keep.output else None
             op.inputs = tuple([x.detach() for x in op._leaves]) if keep.inputs else ()
             op.versions = _versions(op)
         return self._link(op, sources, y)
+
+    def _note_sharing(self, y: Tensor, data: Sequence[Tensor]) -> None:
+        storage = storage_of(y)
+        if any(storage_of(x) == storage for x in data):
+            self._shared.add(storage)
 
     def _flat(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
         """A call that has no gradient: its result is an answer, whole numbers, or new values."""
@@ -334,6 +347,10 @@ def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
         _set_grad_enabled(True)
 
 
+def _to_both(R: Tensor) -> tuple[Tensor, Tensor]:
+    return R, R
+
+
 def _alike(x: Any, y: Any) -> bool:
     if type(x) is not Tensor or type(y) is not Tensor:
         return False
@@ -351,6 +368,20 @@ def _check(op: Op, writes: bool) -> None:
     unlike = not undisturbed() or "out" in op.kwargs or op.family in ops.RECTIFIERS
     if not known or trains or unlike or (writes and (not op.args or type(op.args[0]) is not Slot)):
         raise Unlinked(op.name)
+
+
+def _directly(op: Op, data: list[Tensor]) -> tuple[Tensor, Any] | None:
+    """The result without a graph, where the way back has a closed form."""
+    if op.name not in DIRECT:
+        return None
+    _set_grad_enabled(False)
+    try:
+        found = direct(op, data)
+    finally:
+        _set_grad_enabled(True)
+    if found is not None and any(found[0] is x for x in data):
+        return None
+    return found
 
 
 def _another(op: Op) -> Op:

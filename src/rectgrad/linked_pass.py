@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,20 @@ class LinkedPass:
         self.tape.keeper = region.keeper if region is not None else None
 
     def scores(self, target: targets.Scores) -> Tensor:
-        with torch.inference_mode(False), torch.enable_grad(), self.tape:
-            given = isinstance(target, targets.Picked)
-            scores = target(self.outputs if given else copied(self.outputs, torch.clone))
-        if type(scores) is not Tensor or self.tape.op_of(scores) is None:
+        """And, for the way back, where they come from and what arrives there."""
+        with torch.inference_mode(False), torch.enable_grad():
+            if isinstance(target, targets.Picked):
+                made = targets.logits(self.outputs)
+                scores, R = target(made.detach()), target.gradient(made)
+            else:
+                with self.tape:
+                    made = scores = target(copied(self.outputs, torch.clone))
+                R = torch.ones_like(scores, requires_grad=False)
+        self._root = self.tape.op_of(made) if type(made) is Tensor else None
+        if self._root is None:
             raise Unlinked("the score does not depend on the input")
-        return scores
+        self._root.R = R
+        return scores.detach()
 
     def forget(self) -> None:
         """Nothing: there is no second question."""
@@ -68,11 +77,10 @@ class LinkedPass:
     ) -> Maps:
         assert once
         assert observe is None
-        root, current = self.tape.op_of(scores), self.tape.current
-        assert root is not None
-        self._prepare(method, root)
+        current = self.tape.current
+        assert self._root is not None
+        self._prepare(method, self._root)
         current.rules, current.once = method.rules(), True
-        root.R = torch.ones_like(scores)
         with torch.inference_mode(False), torch.no_grad():
             try:
                 for op in reversed(self.tape.ops):
@@ -114,7 +122,7 @@ def _pass_on(op: Op) -> None:
     if op.step is not None or op.family in op.current.rules:
         grads = op.backward(R)
     else:
-        grads = (R,) * op.data_count if op.adds else op.vjp(kernels.dense(R))
+        grads = op.vjp(kernels.dense(R))
     for source, grad in zip(op.sources, grads, strict=True):
         if grad is None:
             continue
@@ -153,3 +161,27 @@ def _known_as_unlinkable(model: Any) -> bool:
         return model in _unlinkable
     except TypeError:
         return False
+
+
+class Quiet:
+    """Python's search for garbage waits while a pass runs: its many records are none, and to look through
+    them again and again takes a sixth of the time. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._resume = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._resume = gc.isenabled()
+                gc.disable()
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._resume:
+                gc.enable()
+
+
+quiet = Quiet()

@@ -93,7 +93,9 @@ class Op:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     step: Step | None = None  # a linear step, whose gradient needs no graph
     path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
-    adds = False  # a sum of tensors of one shape, in a linked pass
+    back: Callable[[Tensor], tuple[Tensor, ...]] | None = (
+        None  # the plain gradient, where it has a closed form
+    )
     # In a linked pass: what has arrived so far, and the versions of what is kept (see linked.py).
     R: Tensor | None = None
     versions: tuple[int, ...] = ()
@@ -136,6 +138,8 @@ class Op:
         if self.step is not None:
             return (self._linear(self.step, R, within),)
         R = outside_zeroed(R, within)
+        if self.back is not None:
+            return self.back(R)
         if self._local is None:
             return self.vjp_at(self.inputs, R)
         return torch.autograd.grad(self._local, self._leaves, R, retain_graph=True, allow_unused=True)
@@ -217,7 +221,8 @@ class Op:
             self.step.unshare(storage)
 
     def release(self) -> None:
-        self.inputs, self._output, self._local, self._leaves, self.step = (), None, None, (), None
+        self.inputs, self._output, self._local, self._leaves = (), None, None, ()
+        self.step = self.back = None
 
     def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
         """R by the rule in force for this family, or by the plain gradient."""

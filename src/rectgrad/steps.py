@@ -86,10 +86,14 @@ class Conv:
 
     def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
         kernel, stride, padding, dilation, groups = self.geometry
+        weight = self.weight.unchanged() if self.norm is None else self.norm.times(self.weight.unchanged())
+        if R.is_cuda and groups == 1:  # the same kernels, sooner
+            left = _left_over(tuple(self.x.shape[2:]), tuple(R.shape[2:]), self.geometry)
+            return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
         grad: Tensor = _convolution_backward(
             R,
             self.x if x is None else x,
-            self.weight.unchanged() if self.norm is None else self.norm.times(self.weight.unchanged()),
+            weight,
             None,  # no gradient of a bias is asked for
             stride,
             padding,
@@ -114,6 +118,24 @@ class Conv:
 
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
+_TRANSPOSED: dict[int, Any] = {
+    1: torch.conv_transpose1d,
+    2: torch.conv_transpose2d,
+    3: torch.conv_transpose3d,
+}
+
+
+@lru_cache(maxsize=4096)
+def _left_over(inputs: tuple[int, ...], outputs: tuple[int, ...], lies: Geometry) -> tuple[int, ...]:
+    """Of each dimension the last inputs, which no window reaches."""
+    return tuple(
+        inputs[d]
+        + 2 * lies.padding[d]
+        - (outputs[d] - 1) * lies.stride[d]
+        - lies.dilation[d] * (lies.kernel[d] - 1)
+        - 1
+        for d in range(len(inputs))
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -179,11 +201,13 @@ class Scale:
 
     @staticmethod
     def of(op: Op, x: Tensor) -> Scale | None:
-        given = op.spec.argument
-        variance, training, weight, eps = (given(name, op.args, op.kwargs) for name in _NORM)
-        if not isinstance(variance, Tensor) or training or op.spec.name != "batch_norm" or x.dim() < 2:
+        given, args, named = op.spec.argument, op.args, op.kwargs
+        variance, eps = given("running_var", args, named), given("eps", args, named)
+        if not isinstance(variance, Tensor) or given("training", args, named):
             return None
-        return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
+        if op.spec.name != "batch_norm" or x.dim() < 2:
+            return None
+        return Scale(variance, given("weight", args, named), 1e-5 if eps is None else eps, x.dtype)
 
     def __init__(self, variance: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype) -> None:
         self.variance, self.weight = Weight(variance), Weight(weight)
@@ -234,9 +258,6 @@ class Scale:
         if self.facts.get("carry") and min(passed.lists.counts) >= 0:
             return carrier(scaled)
         return with_survivors(self.gradient(kernels.dense(R)), scaled)
-
-
-_NORM = ("running_var", "training", "weight", "eps")
 
 
 class AvgPool:

@@ -13,7 +13,7 @@ from rectgrad import kernels, ops
 from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.linked import LinkedTape, Unlinked
-from rectgrad.linked_pass import LinkedPass, linked, remember_as_unlinkable
+from rectgrad.linked_pass import LinkedPass, linked, quiet, remember_as_unlinkable
 from rectgrad.op import Keep
 from rectgrad.passes import Maps, Observe, Pass, copied
 from rectgrad.preserve import Region
@@ -138,13 +138,15 @@ class Subject:
 
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
-        passed = self._linked(method)
-        if passed is not None:
-            try:
-                return self._answered(method, passed)
-            except Unlinked:
-                remember_as_unlinkable(self.model)
-        return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
+        with quiet:
+            passed = self._linked(method)
+            if passed is not None:
+                try:
+                    return self._answered(method, passed)
+                except Unlinked:
+                    remember_as_unlinkable(self.model)
+            del passed
+            return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
 
     def _linked(self, method: Method) -> LinkedPass | None:
         """A linked pass, where the method needs no more and the model allows it."""

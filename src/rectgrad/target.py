@@ -48,6 +48,12 @@ class Picked:
     def __call__(self, outputs: Any) -> Tensor:
         return pick(logits(outputs), self.index)
 
+    def gradient(self, outputs: Tensor) -> Tensor:
+        """Of the scores' sum: 1 where an output was picked."""
+        if outputs.dim() == 1:
+            return torch.ones_like(outputs, requires_grad=False)
+        return torch.zeros_like(outputs, requires_grad=False).scatter_(1, self.index.unsqueeze(1), 1)
+
     def rows(self, start: int, stop: int) -> Picked:
         return Picked(self.index[start:stop])
 

@@ -144,6 +144,10 @@ class Plan:
     candidates: int = 0  # places for them, in all rows
     words: int = 0
     compiled: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arguments = (*self.numbers, *self.constants)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -303,10 +307,11 @@ def _launch(plan: Plan, tensors: tuple[Tensor, ...], leading: tuple[float, ...] 
         tensors += _scratch(plan, tensors[0].device, stream)
     pointers = [tensor.data_ptr() for tensor in tensors]
     key = (device, pointers[0] % 16, pointers[1] % 16)
-    arguments = (*leading, *plan.numbers, *plan.constants)
-    if key in plan.compiled:
-        run, *handles = plan.compiled[key]
-        run(plan.programs, 1, 1, stream, *handles, None, None, None, *pointers, *arguments)
+    arguments = leading + plan.arguments
+    compiled = plan.compiled.get(key)
+    if compiled is not None:
+        run, function, metadata = compiled
+        run(plan.programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *arguments)
         return None
     kernel = getattr(_kernels(), plan.kernel)[plan.programs, 1, 1](*tensors, *arguments, **plan.options)
     if kernel is not None:  # Triton's interpreter compiles nothing
