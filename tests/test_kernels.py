@@ -15,7 +15,7 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import kernels, ops
+from rectgrad import kernels, ops, steps
 from rectgrad.kernels import native, portable
 from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
 from rectgrad.op import Current, Op
@@ -204,6 +204,13 @@ def test_what_is_not_finite_is_seen(bad, at):
 # ---- convolutions and linear layers -------------------------------------------------------------------
 
 
+def made(kind, op, x, y):
+    """A step that ran."""
+    step = kind.of(op, x)
+    step.made(op, y)
+    return step
+
+
 def op_for(func, family, x, *args):
     op = Op(
         Spec(family, family, func, ("input", "weight", "bias", *CONV), False), family, args, {}, Current()
@@ -255,7 +262,7 @@ def convolutions(draw):
 def conv_pair(x, weight, stride, padding, dilation, groups, share, level, scale=None, within=None):
     func = F.conv1d if x.dim() == 3 else F.conv2d
     y = func(x, weight, None, stride, padding, dilation, groups)
-    step = Conv(op_for(func, "conv", x, None, weight, None, stride, padding, dilation, groups), x, y)
+    step = made(Conv, op_for(func, "conv", x, None, weight, None, stride, padding, dilation, groups), x, y)
     R = thinned(torch.randn_like(y), share)
     passed = lists_of(R, level)
     factor = 1 if scale is None else scale.reshape(1, -1, *(1,) * (y.dim() - 2))
@@ -322,7 +329,7 @@ def test_each_sample_takes_the_path_its_density_asks_for():
     R[0], R[2] = thinned(R[0], 0.05), thinned(R[2], 0.1)
     passed = lists_of(R, LIBRARY.level)
     assert [count < 0 for count in passed.lists.counts] == [False, True, False, True]
-    step = Conv(op_for(F.conv2d, "conv", x, None, weight, None, 1, 1, 1, 1), x, y)
+    step = made(Conv, op_for(F.conv2d, "conv", x, None, weight, None, 1, 1, 1, 1), x, y)
     close(step.from_lists(passed, R, None), step.gradient(R))
 
 
@@ -338,7 +345,7 @@ def test_each_sample_takes_the_path_its_density_asks_for():
 def test_linear_layers(positions, inputs, outputs, share, level):
     x, weight = torch.randn(3, *positions, inputs), torch.randn(outputs, inputs)
     y = F.linear(x, weight)
-    step = Linear(op_for(F.linear, "linear", x, None, weight), x, y)
+    step = made(Linear, op_for(F.linear, "linear", x, None, weight), x, y)
     R = thinned(torch.randn_like(y), share)
     close(step.from_lists(lists_of(R, level, 1.0), R, None), step.gradient(R))
 
@@ -361,11 +368,10 @@ def test_average_pooling(size, kernel, stride, padding, padded):
     y = F.avg_pool2d(x, kernel, stride, padding, False, padded)
     op = Op(ops.lookup(F.avg_pool2d), "avg_pool", (x, kernel, stride, padding, False, padded), {}, Current())
     op.current.carries = True
-    assert AvgPool.suits(op, x)
     R = torch.randn_like(y)
     leaf = x.clone().requires_grad_()
     (plain,) = torch.autograd.grad(F.avg_pool2d(leaf, kernel, stride, padding, False, padded), leaf, R)
-    close(AvgPool(op, x, y).gradient(R), plain)
+    close(made(AvgPool, op, x, y).gradient(R), plain)
 
 
 @needs_native
@@ -584,3 +590,23 @@ def test_in_use_says_what_runs():
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == words
+
+
+@given(data=st.data())
+def test_a_transposed_convolution_is_the_gradient(data):
+    """As CUDA devices compute it: whatever the windows leave over."""
+    numbers = data.draw(st.tuples(*[st.integers(1, 4)] * 4, st.integers(0, 3), st.integers(1, 9)))
+    kernel, stride, dilation, channels, padding, room = numbers
+    size = max(1, dilation * (kernel - 1) + room - 2 * padding)
+    if size + 2 * padding <= dilation * (kernel - 1):
+        return
+    x = torch.randn(2, 3, size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(channels, 3, kernel, dtype=torch.float64)
+    y = F.conv1d(x, weight, None, stride, padding, dilation)
+    lies = steps.geometry((kernel,), stride, padding, dilation, 1)
+    left = steps._left_over((size,), tuple(y.shape[2:]), lies)
+    R = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad(y, x, R)
+    found = steps._TRANSPOSED[1](R, weight, None, lies.stride, lies.padding, left, 1, lies.dilation)
+    assert found.shape == wanted.shape
+    assert torch.allclose(found, wanted)

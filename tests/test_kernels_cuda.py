@@ -427,3 +427,20 @@ def test_a_captured_graph_can_be_replayed():
         R.copy_(R.flip(0) * 1.5)
         graph.replay()
         same(result, plain(a, R, 4, 40_000, "PR1"))
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (64, 7, 1, 1), (1, 4, 5, 5), (300, 9), (6, 2, 3)])
+@pytest.mark.parametrize("has_factor", [True, False])
+def test_weights_times_a_batch_norms_scale(shape, has_factor):
+    torch.manual_seed(0)
+    weight = torch.randn(shape, device=DEVICE)
+    variance = torch.rand(shape[0] + 1, device=DEVICE)[1:] + 0.01  # not where a fast read would like it
+    factor = torch.randn(shape[0] + 1, device=DEVICE)[1:] if has_factor else None
+    scale = (variance.double() + 1e-3).rsqrt() * (1 if factor is None else factor.double())
+    wanted = weight.double() * scale.reshape(-1, *(1,) * (len(shape) - 1))
+    layouts = [weight, weight.transpose(0, 1).contiguous().transpose(0, 1)]
+    if len(shape) == 4:
+        layouts.append(weight.to(memory_format=torch.channels_last))
+    for given in layouts:
+        found = cuda.scaled(given, variance, factor, 1e-3)
+        assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=0)

@@ -18,6 +18,8 @@ def out_of_place(spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict
     """The call without its `inplace` flag, and whether it was set."""
     if "inplace" in kwargs:
         inplace = bool(kwargs["inplace"])
+        if len(kwargs) == 1:
+            return args, {}, inplace
         return args, {k: v for k, v in kwargs.items() if k != "inplace"}, inplace
     if "inplace" in spec.names and spec.names.index("inplace") < len(args):
         at = spec.names.index("inplace")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.op import BRIDGES, Op, Overwrite, storage_of
-from rectgrad.steps import Conv, Scale, scalable
 from rectgrad.trace import Trace
 
 # Backward nodes of rectifiers. Ours are bridged, so one of these was run where the engine could not see it.
@@ -207,17 +206,6 @@ def _passes_on(graph: Graph, node: Any, takers: set[Any]) -> bool:
         return True
     (after, *others) = graph.below[node]
     return not others and after in takers and graph.ops[after].family == "conv"
-
-
-def fold_norms(graph: Graph) -> None:
-    """Batch norms whose scale goes into the weights of the convolution before them, which are fewer numbers
-    than its gradient: where nobody else reads what the convolution made."""
-    for node, op in graph.ops.items():
-        if isinstance(op.step, Scale):
-            (before,) = graph.below[node]
-            step = graph.ops[before].step if before in graph.ops else None
-            if isinstance(step, Conv) and _read_once(graph, before) and scalable(step, op.step):
-                step.norm, op.step.folded = op.step, True
 
 
 def mark_hooked(x: Tensor) -> None:

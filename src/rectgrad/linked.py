@@ -162,8 +162,8 @@ class LinkedTape(TorchFunctionMode):
             y = func(*args, **kwargs)
         finally:
             _set_grad_enabled(True)
-        op.input_shapes, op.shape = (x.shape,), y.shape
-        op._output = y.detach()
+        op.shape = y.shape
+        op.input_shapes, op._output = (op.shape,), y.detach()
         op.versions = _versions(op) if keep.inputs else (y._version,)
         return self._link(op, (source,), y)
 
@@ -198,6 +198,8 @@ class LinkedTape(TorchFunctionMode):
 
     def _link(self, op: Op, sources: Sources, y: Tensor) -> Tensor:
         op.sources = sources
+        for source in sources:
+            source.readers += 1  # type: ignore[union-attr]
         y.requires_grad_()
         y._rectgrad = op  # type: ignore[attr-defined]
         self.ops.append(op)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from rectgrad.memory import out_of_memory
 from rectgrad.op import Op
 from rectgrad.passes import Maps, Observe, copied
 from rectgrad.preserve import Region
+from rectgrad.steps import fold_norms
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
@@ -100,14 +100,22 @@ class LinkedPass:
         )
 
     def _prepare(self, method: Method, root: Op) -> None:
+        carries = self.tape.current.carries
+        root.readers += 1  # the score is one
+        if not carries:
+            fold_norms(self.tape.ops)
+        if (
+            not carries
+            and "last" not in method.facts
+            and not any(op.family == "relu6" for op in self.tape.ops)
+        ):
+            return  # to look at the graph takes time, and nobody would ask
         below = graph.LinkedGraph(root)
         graph.mark_gates(below)
         if "last" in method.facts:
             graph.mark_last(below)
-        if method.thresholds:
+        if carries:
             graph.mark_carrying(below)
-        if not self.tape.current.carries:
-            graph.fold_norms(below)
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
@@ -161,27 +169,3 @@ def _known_as_unlinkable(model: Any) -> bool:
         return model in _unlinkable
     except TypeError:
         return False
-
-
-class Quiet:
-    """Python's search for garbage waits while a pass runs: its many records are none, and to look through
-    them again and again takes a sixth of the time. Threads share it."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._resume = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._users:
-                self._resume = gc.isenabled()
-                gc.disable()
-            self._users += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users and self._resume:
-                gc.enable()
-
-
-quiet = Quiet()

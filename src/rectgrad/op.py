@@ -96,7 +96,9 @@ class Op:
     back: Callable[[Tensor], tuple[Tensor, ...]] | None = (
         None  # the plain gradient, where it has a closed form
     )
-    # In a linked pass: what has arrived so far, and the versions of what is kept (see linked.py).
+    # In a linked pass (see linked.py): how many ops read the result, what has arrived at it so far, and the
+    # versions of what is kept.
+    readers = 0
     R: Tensor | None = None
     versions: tuple[int, ...] = ()
     _output: Tensor | None = None

@@ -91,7 +91,8 @@ class Snapshot:
         self._lengths.append(len(value))
         self._keys += value
         self._values += values
-        self._look_inside(values)
+        if value:
+            self._look_inside(values)
 
     def _take_tensor(self, value: Tensor) -> None:
         self.tensors.append(value)
@@ -101,16 +102,15 @@ class Snapshot:
     def _look_inside(self, values: Collection[Any]) -> None:
         if len(values) > LONGEST:
             return
+        waits, is_empty = self._waiting.append, self._empty.append
         for value in values:
             kind = type(value)
             if kind in _ATOMS:
                 continue
             if kind in _PLAIN and not value:  # a module has some twenty for hooks, nearly always empty
-                self._empty.append(value)
-            elif kind is tuple:
-                self._waiting += [v for v in value if type(v) not in _ATOMS]
-            else:
-                self._waiting.append(value)
+                is_empty(value)
+            elif kind is not tuple or not _ATOMS.issuperset(map(type, value)):
+                waits(value)
 
     def restore(self) -> None:
         if any(self._empty):
@@ -350,16 +350,6 @@ class Region:
                     if not self._shared.settled:
                         self._shared.snapshot.restore()
                     self._active.pop(self._key, None)
-
-
-@contextlib.contextmanager
-def preserved(model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> Iterator[Region]:
-    """Attributes, buffers, submodules and the random state as before, whatever happens inside."""
-    region = Region(model, target, tensors, device)
-    try:
-        yield region
-    finally:
-        region.close()
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

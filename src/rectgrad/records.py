@@ -17,7 +17,8 @@ from rectgrad.memory import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.op import Op
 from rectgrad.passes import Maps, Pass, UnsupportedModelError, copied
-from rectgrad.preserve import preserved
+from rectgrad.preserve import Region
+from rectgrad.quiet import quiet
 from rectgrad.subject import Subject, mixes_samples
 from rectgrad.tape import Tape
 from rectgrad.target import narrow
@@ -286,11 +287,14 @@ def left_as_found(subject: Subject) -> Iterator[None]:
     tensors: list[Tensor] = []
     copied((subject.args, subject.kwargs), lambda x: tensors.append(x) or x)  # type: ignore[func-returns-value]
     device = subject.inputs[0].device
-    with (
-        preserved(subject.model, subject.target, tensors, device) as subject.region,
-        torch.inference_mode(False),
-    ):
-        yield
+    with quiet:
+        region = Region(subject.model, subject.target, tensors, device)
+    subject.region = region
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        region.close()
 
 
 def _check_model(subject: Subject, method: Method) -> None:

@@ -4,6 +4,7 @@ that passed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,39 +55,41 @@ class Conv:
 
     takes_lists, paths = False, _BOTH
     norm: Scale | None = None
+    _geometry: Geometry | None = None
 
     @staticmethod
     def of(op: Op, x: Tensor) -> Conv | None:
-        if len(op.args) == 7 and not op.kwargs:  # as the modules write it
-            _, weight, _, *lies = op.args
+        args = op.args
+        if len(args) == 7 and not op.kwargs:  # as the modules write it
+            weight, lies = args[1], args[3:]
         else:
-            weight, *lies = (op.argument(name) for name in ("weight", *Geometry._fields[1:]))
+            weight, *others = (op.argument(name) for name in ("weight", *Geometry._fields[1:]))
+            lies = tuple(others)
         if not isinstance(weight, Tensor) or weight.dtype is not x.dtype or lies[1] == "same":
             return None
         return Conv(x, weight, lies) if x.dim() == weight.dim() > 2 else None
 
-    def __init__(self, x: Tensor, weight: Tensor, lies: list) -> None:
-        self.x, self.weight, self._lies = x, Weight(weight), lies
-        self._geometry: Geometry | None = None
+    def __init__(self, x: Tensor, weight: Tensor, lies: tuple) -> None:
+        self.x, self.weight, self._lies = x, (weight, weight._version), lies
 
     def made(self, op: Op, y: Tensor) -> None:
         self.outputs = y.shape[1:]
-        dense = y.is_contiguous() and self.weight.value.is_contiguous()
+        dense = y.is_contiguous() and self.weight[0].is_contiguous()
         self.takes_lists = dense and len(self.outputs) < 4
 
     @property
     def geometry(self) -> Geometry:
         if self._geometry is None:
             given = [tuple(value) if type(value) is list else value for value in self._lies]
-            self._geometry = geometry(self.weight.value.shape[2:], *given)
+            self._geometry = geometry(self.weight[0].shape[2:], *given)
         return self._geometry
 
     def unshare(self, storage: int) -> None:
-        self.weight.unshare(storage)
+        self.weight = unshared(self.weight, storage)
 
     def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
         kernel, stride, padding, dilation, groups = self.geometry
-        weight = self.weight.unchanged() if self.norm is None else self.norm.times(self.weight.unchanged())
+        weight = unchanged(self.weight) if self.norm is None else self.norm.times(unchanged(self.weight))
         if R.is_cuda and groups == 1:  # the same kernels, sooner
             left = _left_over(tuple(self.x.shape[2:]), tuple(R.shape[2:]), self.geometry)
             return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
@@ -108,7 +111,7 @@ class Conv:
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         out = torch.empty(self.x.shape, dtype=torch.float32, device="cpu")
         call = _in_two_dimensions(self.x.shape, self.outputs, self.geometry, within)
-        if not native.conv(passed, call, self.weight.unchanged(), out):
+        if not native.conv(passed, call, unchanged(self.weight), out):
             return None
         for row, count in enumerate(passed.lists.counts):
             if count < 0:  # too many for a list: this sample the dense way
@@ -170,23 +173,23 @@ class Linear:
         return Linear(x, weight) if fits else None
 
     def __init__(self, x: Tensor, weight: Tensor) -> None:
-        self.shape, self.weight = x.shape, Weight(weight)
+        self.shape, self.weight = x.shape, as_met(weight)
 
     def made(self, op: Op, y: Tensor) -> None:
-        dense = y.is_contiguous() and self.weight.value.is_contiguous()
+        dense = y.is_contiguous() and self.weight[0].is_contiguous()
         self.takes_lists = len(self.shape) > 1 and dense
 
     def unshare(self, storage: int) -> None:
-        self.weight.unshare(storage)
+        self.weight = unshared(self.weight, storage)
 
     def gradient(self, R: Tensor) -> Tensor:
-        return R @ self.weight.unchanged()
+        return R @ unchanged(self.weight)
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         if passed.scale is not None or min(passed.lists.counts) < 0:
             return None
         out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
-        native.linear(passed, self.weight.unchanged(), out)
+        native.linear(passed, unchanged(self.weight), out)
         return out
 
 
@@ -210,7 +213,7 @@ class Scale:
         return Scale(variance, given("weight", args, named), 1e-5 if eps is None else eps, x.dtype)
 
     def __init__(self, variance: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype) -> None:
-        self.variance, self.weight = Weight(variance), Weight(weight)
+        self.variance, self.weight = as_met(variance), as_met(weight)
         self.eps, self.dtype = eps, dtype
 
     def made(self, op: Op, y: Tensor) -> None:
@@ -218,12 +221,12 @@ class Scale:
         self.takes_lists = y.is_contiguous()
 
     def unshare(self, storage: int) -> None:
-        self.variance.unshare(storage)
-        self.weight.unshare(storage)
+        self.variance = unshared(self.variance, storage)
+        self.weight = unshared(self.weight, storage)
 
     @property
     def scale(self) -> Tensor:
-        variance, weight = self.variance.unchanged(), self.weight.unchanged()
+        variance, weight = unchanged(self.variance), unchanged(self.weight)
         if self.takes_lists and _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self.eps)
         inverse = self._inverse()
@@ -231,7 +234,7 @@ class Scale:
 
     def _inverse(self) -> Tensor:
         """1 / the standard deviation, rounded once where there are doubles."""
-        variance = self.variance.unchanged()
+        variance = unchanged(self.variance)
         variance = variance if variance.device.type == "mps" else variance.double()
         return (variance + self.eps).rsqrt().to(self.dtype)
 
@@ -239,12 +242,12 @@ class Scale:
         """A convolution's weights, each times the scale of the channel that it makes."""
         from rectgrad.kernels import cuda
 
-        return cuda.scaled(weight, self.variance.unchanged(), self.weight.unchanged(), self.eps)
+        return cuda.scaled(weight, unchanged(self.variance), unchanged(self.weight), self.eps)
 
     def gradient(self, R: Tensor) -> Tensor:
         if self.folded:
             return R
-        variance, weight = self.variance.unchanged(), self.weight.unchanged()
+        variance, weight = unchanged(self.variance), unchanged(self.weight)
         if R.is_cuda:  # the forward kernel, without a shift, is several times faster than the backward one
             mean, cudnn = _zeros(len(variance), variance.dtype, R.device), torch.backends.cudnn.enabled
             bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
@@ -305,29 +308,43 @@ def _plain(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
-class Weight:
-    """A parameter of a call, which must not change before the gradient is taken."""
-
-    __slots__ = ("value", "version")
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.version = value, None if value is None else value._version
-
-    def unchanged(self) -> Any:
-        if self.value is not None and self.value._version != self.version:
-            raise RuntimeError("a weight was modified by an inplace operation")
-        return self.value
-
-    def unshare(self, storage: int) -> None:
-        """Keep a copy of what is about to be written."""
-        if self.value is not None and self.value.untyped_storage()._cdata == storage:
-            self.__init__(self.value.clone())  # type: ignore[misc]
+Weight = tuple[
+    Any, int
+]  # a parameter of a call and its version: it must not change before its gradient is taken
 
 
-def scalable(conv: Conv, norm: Scale) -> bool:
-    """Whether there is a kernel that puts a batch norm's scale into a convolution's weights."""
-    tensors = (conv.weight.value, norm.variance.value, norm.weight.value)
-    return all(x is None or (x.is_cuda and x.dtype is torch.float32) for x in tensors) and kernels.scales()
+def as_met(value: Tensor | None) -> Weight:
+    return value, 0 if value is None else value._version
+
+
+def unchanged(weight: Weight) -> Any:
+    value, version = weight
+    if value is not None and value._version != version:
+        raise RuntimeError("a weight was modified by an inplace operation")
+    return value
+
+
+def unshared(weight: Weight, storage: int) -> Weight:
+    """With a copy of what is about to be written."""
+    value = weight[0]
+    shares = value is not None and value.untyped_storage()._cdata == storage
+    return as_met(value.clone()) if shares else weight
+
+
+def fold_norms(linked: Sequence[Op]) -> None:
+    """Batch norms whose scale goes into the weights of the convolution before them, which are fewer numbers
+    than its gradient: where nobody else reads what the convolution made, and there is a kernel."""
+    for op in linked:
+        norm = op.step
+        if type(norm) is Scale:
+            before = op.sources[0]
+            conv = before.step if before is not None and before.readers == 1 else None
+            if type(conv) is Conv and _on_gpu(conv.weight[0], norm.variance[0], norm.weight[0]):
+                conv.norm, norm.folded = norm, True
+
+
+def _on_gpu(*weights: Tensor | None) -> bool:
+    return all(x is None or (x.is_cuda and x.dtype is torch.float32) for x in weights) and kernels.scales()
 
 
 Step = Conv | Linear | Scale | AvgPool

@@ -13,10 +13,11 @@ from rectgrad import kernels, ops
 from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.linked import LinkedTape, Unlinked
-from rectgrad.linked_pass import LinkedPass, linked, quiet, remember_as_unlinkable
+from rectgrad.linked_pass import LinkedPass, linked, remember_as_unlinkable
 from rectgrad.op import Keep
 from rectgrad.passes import Maps, Observe, Pass, copied
 from rectgrad.preserve import Region
+from rectgrad.quiet import quiet
 from rectgrad.tape import Tape
 from rectgrad.trace import Row, Trace
 

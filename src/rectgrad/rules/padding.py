@@ -42,9 +42,9 @@ def _follows_pad(op: Op) -> bool:
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
-    geometry = _geometry(op)
-    if not any(geometry[3]) and not _follows_pad(op):
+    if isinstance(op.step, Conv) and not any(op.step.geometry.padding) and not _follows_pad(op):
         return None
+    geometry = _geometry(op)
     dims = len(geometry[0])
     before, after = _pad_before(op, dims)
     return _region(tuple(op.input_shapes[0][-dims:]), op.shape[-dims:], *geometry, before, after)

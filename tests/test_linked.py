@@ -1,0 +1,362 @@
+"""Linked passes: the same maps as a tape's, and a tape for everything that is not simple."""
+
+import gc
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import rectgrad
+from networks import NETWORKS
+from rectgrad import linked_pass, subject
+from rectgrad.direct import DIRECT
+from rectgrad.linked import LinkedTape
+from rectgrad.quiet import quiet
+
+METHODS = ("rectgrad", "rectgrad_prr", "rectgrad_mod", "guided_backprop", "deconv")
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """For every pass that was tried, whether its maps came from links."""
+    found = []
+    backward = linked_pass.LinkedPass.backward
+
+    def watched(self, *args, **kwargs):
+        maps = backward(self, *args, **kwargs)
+        found.append("linked")
+        return maps
+
+    monkeypatch.setattr(linked_pass.LinkedPass, "backward", watched)
+    return found
+
+
+def by_tape(monkeypatch, *args, **kwargs):
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "linked", lambda *_: None)
+        return rectgrad.attribute(*args, **kwargs)
+
+
+def agree(a, b):
+    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else ((a, b),)
+    return all(torch.allclose(x, y, rtol=0, atol=1e-9 * float(y.abs().max())) for x, y in pairs)
+
+
+# One of them writes on a view, which only a tape follows.
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.filterwarnings("ignore:the map of sample", "ignore:Using padding='same'")
+def test_same_as_a_tape(name, method, passes, monkeypatch):
+    model, inputs = NETWORKS[name](0)
+    options = {"q": 60.0} if method.startswith("rectgrad") else {}
+    maps = rectgrad.attribute(model, inputs, method, target=0, **options)
+    assert bool(passes) == (name not in ("mixer",))
+    assert agree(maps, by_tape(monkeypatch, model, inputs, method, target=0, **options))
+
+
+class Net(nn.Module):
+    """conv, `step`, linear: the step is what a test is about."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
+        self.register_buffer("seen", torch.zeros(()))
+        self.step, self.runs = step, 0
+
+    def forward(self, x):
+        self.runs += 1
+        x = self.step(self, self.conv(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def made(step):
+    torch.manual_seed(3)
+    return Net(step).double().eval(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+
+
+def relu_then_add(net, x):
+    """The record of a ReLU keeps a copy of what is overwritten."""
+    y = F.relu(x)
+    y += x
+    return F.relu(y)
+
+
+def several(net, x):
+    a, b = x.chunk(2, 1)
+    values, _ = F.relu(torch.cat([b, a], 1)).reshape(len(x), 4, -1).max(2, keepdim=True)
+    return values.unsqueeze(3)
+
+
+def masked(net, x):
+    mask = torch.ones_like(x).cumsum(2) > 2
+    return F.relu(x) * mask * (x > -1)
+
+
+def gated(net, x):
+    return F.relu(x) * F.relu6(x + 3) / 6
+
+
+def normed(net, x):
+    weight = net.conv.weight.flatten(1).mean(1)
+    return F.relu(F.layer_norm(x, x.shape[1:]) * weight.view(1, -1, 1, 1))
+
+
+def pooled(net, x):
+    y = F.avg_pool2d(F.relu(x), 3, 2, 1, count_include_pad=False)
+    z = F.max_pool2d(F.relu(x), (3, 2), 2, 1, ceil_mode=True)[:, :, :3, :3]
+    return torch.cat((y, z), -1) + F.adaptive_avg_pool2d(x, 1)
+
+
+LINKED = [relu_then_add, several, masked, gated, normed, pooled]
+
+
+@pytest.mark.parametrize("step", LINKED)
+@pytest.mark.parametrize("method", METHODS)
+def test_linked(step, method, passes, monkeypatch):
+    net, x = made(step)
+    options = {"q": 50.0} if method.startswith("rectgrad") else {}
+    maps = rectgrad.attribute(net, x, method, target=1, **options)
+    assert passes
+    assert agree(maps, by_tape(monkeypatch, net, x, method, target=1, **options))
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, R):
+        return -R
+
+
+def view_written(net, x):
+    x[:, :2].relu_()
+    return x
+
+
+def viewed_then_written(net, x):
+    left = x[:, :2]
+    x.relu_()
+    return torch.cat((left, x[:, 2:]), 1)
+
+
+def through_a_function(net, x):
+    return F.relu(Reversed.apply(x))
+
+
+def without_gradient(net, x):
+    with torch.no_grad():
+        scale = x.relu().mean()
+    return F.relu(x) * scale
+
+
+def hooked(net, x):
+    x.register_hook(lambda R: 2 * R)
+    return F.relu(x)
+
+
+def counted(net, x):
+    net.seen += 1
+    return F.relu(x) * net.seen
+
+
+def stored(net, x):
+    out = torch.zeros_like(x)
+    out[:, :2] = F.relu(x[:, :2])
+    return out
+
+
+def checkpointed(net, x):
+    return checkpoint(F.relu, x, use_reentrant=False)
+
+
+def asked(net, x):
+    return F.relu(x) if x.grad_fn is not None else x
+
+
+def cut(net, x):
+    return F.relu(x) + x.detach()
+
+
+def under_autocast(net, x):
+    with torch.autocast("cpu", enabled=True):
+        return F.relu(x)
+
+
+def doubled(x):
+    return x * 2 + 1
+
+
+def scripted(net, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have it compiled
+        return F.relu(torch.jit.script(doubled)(x) + x)
+
+
+UNLINKED = [
+    view_written,
+    viewed_then_written,
+    through_a_function,
+    without_gradient,
+    hooked,
+    counted,
+    stored,
+    checkpointed,
+    asked,
+    cut,
+    under_autocast,
+]
+
+
+@pytest.mark.parametrize("step", UNLINKED)
+def test_a_tape_for_the_rest(step, passes, monkeypatch):
+    net, x = made(step)
+    maps = rectgrad.attribute(net, x, "rectgrad", target=1, q=50.0)
+    assert not passes
+    assert agree(maps, by_tape(monkeypatch, net, x, "rectgrad", target=1, q=50.0))
+    assert net.runs == 0
+    assert float(net.seen) == 0
+
+
+def test_a_scripted_part_is_no_constant():
+    net, x = made(scripted)
+    with pytest.raises(rectgrad.UnsupportedModelError, match="scripted"):
+        rectgrad.attribute(net, x)
+
+
+def test_what_cannot_be_linked_is_tried_once():
+    calls = []
+    net, x = made(lambda net, x: calls.append(0) or view_written(net, x))
+    for _ in range(3):
+        rectgrad.attribute(net, x, "rectgrad", target=1, q=50.0)
+    assert len(calls) == 4
+
+
+def test_an_error_of_the_model_is_said_as_it_is(passes):
+    def broken(net, x):
+        raise KeyError("mine")
+
+    net, x = made(broken)
+    with pytest.raises(KeyError, match="mine"):
+        rectgrad.attribute(net, x)
+    net, x = made(lambda net, x: F.relu(x))
+    with pytest.raises(RuntimeError, match="channels"):
+        rectgrad.attribute(net, x[:, :2])
+
+
+def test_a_tensor_of_another_pass_is_no_link(passes, monkeypatch):
+    kept = []
+    net, x = made(lambda net, x: F.relu(x) + (kept.append(x) or kept[0]))
+    first = rectgrad.attribute(net, x, "rectgrad", target=1, q=50.0)
+    assert passes
+    passes.clear()
+    rectgrad.attribute(net, x, "guided_backprop", target=1)
+    assert not passes
+    assert bool(first.any())
+
+
+def test_callable_targets_are_linked_too(passes, monkeypatch):
+    net, x = made(relu_then_add)
+
+    def target(outputs):
+        return F.relu(outputs[:, 1] - outputs[:, 2]) + outputs.exp().sum(1)
+
+    for method in ("rectgrad", "guided_backprop"):
+        maps = rectgrad.attribute(net, x, method, target=target)
+        assert agree(maps, by_tape(monkeypatch, net, x, method, target=target))
+    assert len(passes) == 2
+
+
+def test_every_call_in_closed_form_is_met():
+    """So that none stands there without a test above."""
+    met = set()
+
+    class Watching(LinkedTape):
+        def _link(self, op, sources, y):
+            met.add(op.name)
+            return super()._link(op, sources, y)
+
+    x = torch.randn(2, 4, 6, 6).requires_grad_()
+    tape = Watching({})
+    tape.enter(x)
+    with tape:
+        y = torch.cat((x, x), 1)
+        torch.concat((x, x)), torch.concatenate((x, x))
+        F.avg_pool2d(F.max_pool2d(y, 2), 2), F.adaptive_avg_pool2d(y, 1)
+        x.view(2, -1).unflatten(1, (4, 36)), x.reshape(-1).unsqueeze(0).squeeze(0), x.flatten(1)
+    assert set(DIRECT) <= met
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.cat((x, 2 * x), -1),
+        lambda x: torch.cat([x, x], dim=1),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, 2, stride=(1, 2), dilation=2),
+        lambda x: F.max_pool2d(x, 2, ceil_mode=True, return_indices=True)[0],
+        lambda x: F.avg_pool2d(x, (2, 3), padding=1),
+        lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2),
+        lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
+        lambda x: F.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: x.flatten(2).unsqueeze(-1),
+        lambda x: x.view(x.shape[0], 2, -1, 7),
+        lambda x: x.transpose(1, 2).reshape(len(x), -1, 1, 1),
+    ],
+)
+def test_closed_forms_are_autograds(call):
+    x = torch.randn(2, 4, 7, 7, dtype=torch.float64)
+    leaf, tape = x.clone().requires_grad_(), LinkedTape({})
+    entry = tape.enter(leaf)
+    with tape:
+        y = call(leaf)
+    R = torch.randn_like(y)
+    y._rectgrad.R = R
+    with torch.no_grad():
+        for op in reversed(tape.ops):
+            if op.R is not None:
+                linked_pass._pass_on(op)
+    other = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(call(other), other, R)
+    assert torch.allclose(entry.R, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_garbage_is_looked_for_again_after_a_pass():
+    def seen(net, x):
+        states.append(gc.isenabled())
+        return F.relu(x)
+
+    states = []
+    net, x = made(seen)
+    rectgrad.attribute(net, x)
+    assert states == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        rectgrad.attribute(net, x)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_last_thread_ends_the_pause():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with quiet:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with quiet:
+        thread.start()
+        inside.wait(10)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
