@@ -28,8 +28,8 @@ def as_tuple(maps):
     "name", ["plain_cnn", "strided", "residual", "inception", "mobile", "conv1d", "conv3d"]
 )
 def test_batch_norms_in_the_weights(name, method):
-    """In float32, where they are folded; the CPU's double as the truth. Guided passes no threshold that a last
-    bit could cross."""
+    """In float32, where they are folded, against the CPU's double. Guided backpropagation has no threshold
+    that a last bit could cross."""
     model, inputs = NETWORKS[name](0)
     expected = rectgrad.attribute(model, inputs, method, target=0)
     maps = rectgrad.attribute(model.cuda().float(), inputs.cuda().float(), method, target=0)

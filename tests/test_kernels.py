@@ -592,6 +592,7 @@ def test_in_use_says_what_runs():
         assert done.stdout.strip() == words
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_transposed_convolution_is_the_gradient(data):
     """As CUDA devices compute it: whatever the windows leave over."""
