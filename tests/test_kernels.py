@@ -17,7 +17,7 @@ import rectgrad
 from networks import NETWORKS
 from rectgrad import kernels, ops, steps
 from rectgrad.kernels import native, portable
-from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
+from rectgrad.kernels.survivors import Survivors, as_they_are, carrier, with_survivors
 from rectgrad.op import Current, Op
 from rectgrad.ops import Spec
 from rectgrad.rules.rectified import SCORES
@@ -170,7 +170,7 @@ def layers(draw):
     q=st.sampled_from([0, 10.0, 50, 80, 90, 98, 99.5, 100]),
     tau=st.sampled_from([None, None, None, 0.0, 0.3, -0.2, 50.0]),
     rule=st.sampled_from(list(SCORES)),
-    carry=st.booleans(),
+    carry=st.sampled_from([None, carrier, as_they_are]),
     level=st.sampled_from(LEVELS or ["base"]),
     one_row=st.booleans(),
 )
@@ -197,7 +197,7 @@ def test_what_is_not_finite_is_seen(bad, at):
     a, R = torch.zeros(1, 100_000), torch.zeros(1, 100_000)
     R[0, at] = bad
     seen = []
-    native.rectify(LIBRARY, a, R, 1, 98_000, None, "PR1", seen, True)
+    native.rectify(LIBRARY, a, R, 1, 98_000, None, "PR1", seen, carrier)
     assert not torch.tensor(seen).isfinite().all()
 
 

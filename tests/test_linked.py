@@ -287,6 +287,7 @@ def test_every_call_in_closed_form_is_met():
     with tape:
         y = torch.cat((x, x), 1)
         torch.concat((x, x)), torch.concatenate((x, x))
+        F.pad(x, (1, 1)), torch.constant_pad_nd(x, (1, 1))
         F.avg_pool2d(F.max_pool2d(y, 2), 2), F.adaptive_avg_pool2d(y, 1)
         x.view(2, -1).unflatten(1, (4, 36)), x.reshape(-1).unsqueeze(0).squeeze(0), x.flatten(1)
     assert set(DIRECT) <= met
@@ -304,6 +305,12 @@ def test_every_call_in_closed_form_is_met():
         lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2),
         lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
         lambda x: F.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: F.pad(x, (1, 2, 0, 3)),
+        lambda x: F.pad(x, (1, 2), value=3.0) * x.sum(),
+        lambda x: F.pad(x, (1, -2, 2, 1)),
+        lambda x: F.pad(x, (1, 1, 2, 0), mode="reflect"),
+        lambda x: F.pad(x, (0, 1, 2, 3, 4, 5, 1, 0)),
+        lambda x: torch.constant_pad_nd(x, (0, 1, 2, 0)),
         lambda x: x.flatten(2).unsqueeze(-1),
         lambda x: x.view(x.shape[0], 2, -1, 7),
         lambda x: x.transpose(1, 2).reshape(len(x), -1, 1, 1),

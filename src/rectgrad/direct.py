@@ -71,9 +71,21 @@ def average_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
     return op.call(x), lambda R: (back(R, x, kernel, stride, padding, ceil, whole, divisor),)
 
 
+def padded(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+    """Constants around x, which get no gradient."""
+    x, pads = data[0], op.argument("pad")
+    numbers = isinstance(pads, (tuple, list)) and all(type(p) is int and p >= 0 for p in pads)
+    if not numbers or op.argument("mode", "constant") != "constant":
+        return None
+    before = (0,) * (x.dim() - len(pads) // 2) + tuple(pads[-2::-2])
+    inner = tuple(slice(first, first + size) for first, size in zip(before, x.shape, strict=True))
+    return op.call(x), lambda R: (R[inner],)
+
+
 DIRECT: dict[str, Direct] = {
     **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze".split(), reshaped),
     **dict.fromkeys("cat concat concatenate".split(), concatenated),
+    **dict.fromkeys("pad constant_pad_nd".split(), padded),
     "max_pool2d": max_pooled,
     "adaptive_avg_pool2d": mean_pooled,
     "avg_pool2d": average_pooled,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
+from rectgrad.kernels.survivors import as_they_are, carrier
 from rectgrad.op import BRIDGES, Op, Overwrite, storage_of
 from rectgrad.trace import Trace
 
@@ -56,6 +57,8 @@ class Graph:
         self.below[node] = following
         return following
 
+    carry = staticmethod(carrier)  # lists as what autograd hands on
+
     def hooked(self, node: Any) -> bool:
         """Whether somebody looks at the gradient that arrives at a node."""
         return bool(node.metadata.get(_HOOKED))
@@ -72,6 +75,8 @@ class Graph:
 
 class LinkedGraph(Graph):
     """The same of a linked pass, whose nodes are its ops."""
+
+    carry = staticmethod(as_they_are)
 
     def _enter(self, node: Any) -> list[Any]:
         self.ops[node] = node
@@ -181,13 +186,14 @@ def _sixth(node: Any, op: Op | None) -> bool:
 
 
 def mark_carrying(graph: Graph) -> None:
-    """facts["carry"]: ops whose gradient may travel as lists alone, because it goes to one step, which takes
-    lists and gets its gradient from nowhere else."""
+    """facts["carry"]: how lists travel from an op, where they may do so alone, because its gradient goes to
+    one step, which takes lists and gets its gradient from nowhere else."""
     takers = {node for node, op in graph.ops.items() if _takes_lists(op) and _read_once(graph, node)}
     for node, op in graph.ops.items():
         if op.family in ops.RECTIFIERS or op.family == "batch_norm":
             following = graph.below[node]
-            op.facts["carry"] = len(following) == 1 and _passes_on(graph, following[0], takers)
+            carries = len(following) == 1 and _passes_on(graph, following[0], takers)
+            op.facts["carry"] = graph.carry if carries else None
 
 
 def _takes_lists(op: Op) -> bool:

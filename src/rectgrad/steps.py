@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rectgrad import kernels
 from rectgrad.kernels import Survivors, native
-from rectgrad.kernels.survivors import carrier, channelwise, with_survivors
+from rectgrad.kernels.survivors import Carry, channelwise, with_survivors
 from rectgrad.windows import per_dim
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Scale:
     @property
     def scale(self) -> Tensor:
         variance, weight = unchanged(self.variance), unchanged(self.weight)
-        if self.takes_lists and _plain(variance) and (weight is None or _plain(weight)):
+        if _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self.eps)
         inverse = self._inverse()
         return inverse if weight is None else (inverse * weight).to(self.dtype)
@@ -252,14 +252,17 @@ class Scale:
             mean, cudnn = _zeros(len(variance), variance.dtype, R.device), torch.backends.cudnn.enabled
             bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
             return torch.batch_norm(R, weight, bias, mean, variance, False, 0.0, self.eps, cudnn)
+        if self.takes_lists:
+            return R * channelwise(self.scale, R)
         # To the last bit as torch computes it.
         grad = R * channelwise(self._inverse(), R)
         return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
         scaled = passed.scaled(self.scale)
-        if self.facts.get("carry") and min(passed.lists.counts) >= 0:
-            return carrier(scaled)
+        carry: Carry | None = self.facts.get("carry")
+        if carry is not None and min(passed.lists.counts) >= 0:
+            return carry(scaled)
         return with_survivors(self.gradient(kernels.dense(R)), scaled)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels import native, portable
-from rectgrad.kernels.survivors import Survivors, carried, dense, survivors_of
+from rectgrad.kernels.survivors import Carry, Survivors, carried, dense, survivors_of
 
 __all__ = [
     "Survivors",
@@ -87,12 +87,19 @@ def smallest(score: Tensor, k: int) -> Tensor | None:
 
 
 def rectify(
-    a: Tensor, R: Tensor, rows: int, k: int | None, tau: float | None, rule: str, seen: list, carry: bool
+    a: Tensor,
+    R: Tensor,
+    rows: int,
+    k: int | None,
+    tau: float | None,
+    rule: str,
+    seen: list,
+    carry: Carry | None,
 ) -> Tensor | None:
     """R where its score exceeds tau, the k-th smallest of each row or a constant; 0 elsewhere.
 
-    `seen` gets a number that is not finite if an R is not. carry: the result may be a mere carrier of what
-    passed. None where the plain rule is to be taken.
+    `seen` gets a number that is not finite if an R is not. carry: how lists of what passed may travel instead
+    of the result. None where the plain rule is to be taken.
     """
     if a.is_cpu:
         library = _native()

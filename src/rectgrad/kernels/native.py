@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rectgrad.kernels.survivors import Survivors, carrier, with_survivors
+from rectgrad.kernels.survivors import Carry, Survivors, with_survivors
 
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
@@ -135,8 +135,8 @@ class Lists:
     @functools.cached_property
     def counts(self) -> list[int]:
         """Units that passed in each row; -1 where they are too many for a list."""
-        content = self.pointer.contents
-        return list(content.count[: content.rows])
+        content = self.pointer[0]
+        return content.count[: content.rows]
 
     def dense(self, shape: torch.Size) -> Tensor:
         out = torch.empty(shape, dtype=torch.float32, device="cpu")
@@ -175,7 +175,7 @@ def rectify(
     tau: float | None,
     rule: str,
     seen: list,
-    carry: bool,
+    carry: Carry | None,
 ) -> Tensor | None:
     if a.dtype != torch.float32 or R.dtype != torch.float32:
         return None
@@ -193,8 +193,8 @@ def rectify(
     if lists is None:
         return None
     passed = Survivors(lists, a.shape)
-    if carry and not turned and rows == len(a) and min(lists.counts) >= 0:
-        return carrier(passed)
+    if carry is not None and not turned and rows == len(a) and min(lists.counts) >= 0:
+        return carry(passed)
     out = torch.empty_like(a)
     library.functions.rg_masked(lists.pointer, byref(scores), out.data_ptr(), torch.get_num_threads())
     if turned:

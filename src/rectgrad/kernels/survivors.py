@@ -1,12 +1,14 @@
 """What passed a rectified activation, as lists: how it travels to the step that takes it.
 
-The lists are an attribute of the gradient tensor that autograd hands on. That tensor is either the whole
+The lists are an attribute of the gradient tensor that is handed on. That tensor is either the whole
 gradient, mostly zeros, or, where the only step to come takes the lists, a mere carrier: one NaN, expanded. So
-nothing is ever computed from a carrier by mistake without being noticed.
+nothing is ever computed from a carrier by mistake without being noticed. A linked pass, which autograd has no
+part in, hands the lists on as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ class Survivors:
         return whole if self.scale is None else whole * channelwise(self.scale, whole)
 
 
+Carry = Callable[[Survivors], Any]  # how lists travel alone
+
+
 def channelwise(scale: Tensor, like: Tensor) -> Tensor:
     return scale.reshape(1, -1, *(1,) * (like.dim() - 2))
 
@@ -42,6 +47,10 @@ def carrier(passed: Survivors) -> Tensor:
     return with_survivors(_NAN.expand(passed.shape), passed, alone=True)
 
 
+def as_they_are(passed: Survivors) -> Any:
+    return passed
+
+
 _NAN = torch.full((), torch.nan, dtype=torch.float32, device="cpu")
 
 
@@ -50,8 +59,10 @@ def carried(R: Tensor) -> bool:
     return bool(getattr(R, "_survivors", _NONE)[2])
 
 
-def survivors_of(R: Tensor) -> Survivors | None:
+def survivors_of(R: Tensor | Survivors) -> Survivors | None:
     """The lists that came with R, unless it was written in the meantime."""
+    if isinstance(R, Survivors):
+        return R
     passed, version, _ = getattr(R, "_survivors", _NONE)
     return passed if passed is not None and version == R._version else None
 
@@ -59,8 +70,10 @@ def survivors_of(R: Tensor) -> Survivors | None:
 _NONE: tuple[Survivors | None, int, bool] = (None, 0, False)
 
 
-def dense(R: Tensor) -> Tensor:
+def dense(R: Tensor | Survivors) -> Tensor:
     """R itself, or what it stands for."""
+    if isinstance(R, Survivors):
+        return R.dense()
     if carried(R):
         passed = survivors_of(R)
         assert passed is not None

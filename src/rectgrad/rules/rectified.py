@@ -63,7 +63,7 @@ def rectified(
         if eps or interpolation != "nearest" or not R.numel():
             return None
         k = None if tau is not None else rank(R.numel() // op.batch, q)
-        carry = op.facts.get("carry", False)
+        carry = op.facts.get("carry")
         return kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.current.sums, carry)
 
     rectified.looks = True  # type: ignore[attr-defined]
