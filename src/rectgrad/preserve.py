@@ -13,7 +13,7 @@ import random
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Snapshot:
         self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
         self._empty: list[Any] = []
         self._headers: list[Header] = []
-        self.tensors: list[Tensor] = []
+        self._tensors: list[Tensor] = []
         self.modules: list[nn.Module] = []
         self.lazy = False  # whether a tensor has no values yet
         self._waiting, met = list[Any](modules_in(root)), set[int]()
@@ -49,13 +49,16 @@ class Snapshot:
             if id(value) in met:
                 continue
             met.add(id(value))
-            kind = type(value)
-            if kind in _SETTLED:
-                self._take_tensor(value)
-            elif kind in _DICTS:
+            if type(value) in _DICTS:
                 self._take_dict(value)
             else:
                 self._take(value)
+
+    @functools.cached_property
+    def tensors(self) -> list[Tensor]:
+        """Those found, each once, and their gradients."""
+        found = list({id(x): x for x in self._tensors}.values())
+        return found + [x.grad for x in found if x.is_leaf and x.grad is not None]
 
     def watch_tensors(self) -> None:
         """From now on, also what tensors are besides their values. A linked pass does not touch that."""
@@ -71,7 +74,7 @@ class Snapshot:
             if is_lazy(value):
                 self.lazy = True
             else:
-                self._take_tensor(value)
+                self._tensors.append(value)
         elif isinstance(value, dict):
             self._take_dict(value)
         elif isinstance(value, _CONTAINERS):
@@ -94,20 +97,17 @@ class Snapshot:
         if value:
             self._look_inside(values)
 
-    def _take_tensor(self, value: Tensor) -> None:
-        self.tensors.append(value)
-        if value.is_leaf and value.grad is not None:
-            self._waiting.append(value.grad)
-
     def _look_inside(self, values: Collection[Any]) -> None:
         if len(values) > LONGEST:
             return
-        waits, is_empty = self._waiting.append, self._empty.append
+        waits, is_empty, is_tensor = self._waiting.append, self._empty.append, self._tensors.append
         for value in values:
             kind = type(value)
             if kind in _ATOMS:
                 continue
-            if kind in _PLAIN and not value:  # a module has some twenty for hooks, nearly always empty
+            if kind in _SETTLED:
+                is_tensor(value)
+            elif kind in _PLAIN and not value:  # a module has some twenty for hooks, nearly always empty
                 is_empty(value)
             elif kind is not tuple or not _ATOMS.issuperset(map(type, value)):
                 waits(value)
@@ -252,9 +252,10 @@ _writing = threading.RLock()
 
 
 class Keeper:
-    """Copies of the model's and the caller's tensors, made just before they are written."""
+    """Copies of the model's and the caller's tensors, made just before they are written. `tensors` says which
+    they are, if anybody asks."""
 
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
         self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._lock = contextlib.ExitStack()
@@ -265,7 +266,7 @@ class Keeper:
     @functools.cached_property
     def _owned(self) -> dict[int, list[Tensor]]:
         owned: dict[int, list[Tensor]] = {}
-        for x in self._tensors:
+        for x in self._tensors():
             owned.setdefault(storage_of(x), []).append(x)
         return owned
 
@@ -314,8 +315,8 @@ class Region:
         self._begun = False
         snapshot = self._shared.snapshot
         self.modules, self.lazy = snapshot.modules, snapshot.lazy
-        own = self._own.tensors if self._own is not None else []
-        self.keeper = Keeper([*snapshot.tensors, *own, *tensors])
+        own, given = self._own, list(tensors)
+        self.keeper = Keeper(lambda: [*snapshot.tensors, *(own.tensors if own is not None else ()), *given])
 
     def begin(self, linked: bool = False) -> None:
         """Before a pass: attributes as the first one found them, where nobody else is in the middle."""
