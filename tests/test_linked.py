@@ -287,6 +287,8 @@ def test_every_call_in_closed_form_is_met():
     with tape:
         y = torch.cat((x, x), 1)
         torch.concat((x, x)), torch.concatenate((x, x))
+        torch.multiply(x, x) * x.mean(1, True), x.sigmoid(), torch.special.expit(x)
+        x.transpose(0, 1).swapaxes(1, 2).swapdims(2, 3).permute(3, 2, 1, 0)
         F.pad(x, (1, 1)), torch.constant_pad_nd(x, (1, 1))
         F.avg_pool2d(F.max_pool2d(y, 2), 2), F.adaptive_avg_pool2d(y, 1)
         x.view(2, -1).unflatten(1, (4, 36)), x.reshape(-1).unsqueeze(0).squeeze(0), x.flatten(1)
@@ -305,6 +307,12 @@ def test_every_call_in_closed_form_is_met():
         lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2),
         lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
         lambda x: F.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: x.permute(0, 2, -1, 1).transpose(1, -1),
+        lambda x: x.permute((3, 2, 0, 1)).swapaxes(0, 1),
+        lambda x: x * x.mean((2, 3), keepdim=True),
+        lambda x: x.mean(1)[:, None] * torch.sigmoid(x),
+        lambda x: x.sigmoid().mul(3) * torch.arange(7.0, dtype=x.dtype) + 2 * x.mean(dim=[-1, 0]).sum(),
+        lambda x: torch.special.expit(x.mean()) * x * x,
         lambda x: F.pad(x, (1, 2, 0, 3)),
         lambda x: F.pad(x, (1, 2), value=3.0) * x.sum(),
         lambda x: F.pad(x, (1, -2, 2, 1)),

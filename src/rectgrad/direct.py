@@ -1,43 +1,44 @@
 """Plain gradients of common calls in closed form: what autograd would compute, without its engine, which
 takes longer to ask than these take to run.
 
-Each function gives the result of a call and the way back; None where the call is not one of the usual kind.
+Each function gives the result of a call, the way back, and the tensors that the way back needs as they are;
+None where the call is not one of the usual kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rectgrad.op import Op
+from rectgrad.op import Op, Slot, fill
 from rectgrad.windows import per_dim
 
 Vjp = Callable[[Tensor], tuple[Tensor, ...]]
-Direct = Callable[[Op, list[Tensor]], tuple[Tensor, Vjp] | None]
+Found = tuple[Tensor, Vjp, tuple[Tensor, ...]] | None
+Direct = Callable[[Op, list[Tensor]], Found]
 _aten = torch.ops.aten
 
 
-def reshaped(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def reshaped(op: Op, data: list[Tensor]) -> Found:
     """The same values in the same order."""
     x, y = data[0], op.call(*data)
     shape = x.shape
-    return (y, lambda R: (R.reshape(shape),)) if y.dtype is x.dtype else None
+    return (y, lambda R: (R.reshape(shape),), ()) if y.dtype is x.dtype else None
 
 
-def concatenated(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def concatenated(op: Op, data: list[Tensor]) -> Found:
     dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
     alike = len(op.args[0]) == len(data) and all(x.dtype is data[0].dtype and x.dim() > 1 for x in data)
     if not alike or type(dim) is not int or not op.kwargs.keys() <= {"dim"}:
         return None
     sizes = [x.shape[dim] for x in data]
-    return op.call(*data), lambda R: R.split(sizes, dim)
+    return op.call(*data), lambda R: R.split(sizes, dim), ()
 
 
-def max_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def max_pooled(op: Op, data: list[Tensor]) -> Found:
     x = data[0]
     if op.argument("return_indices", False) or x.dim() != 4:
         return None
@@ -48,19 +49,19 @@ def max_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
     stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
     y, indices = F.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
     back = _aten.max_pool2d_with_indices_backward.default
-    return y, lambda R: (back(R, x, kernel, stride, padding, dilation, ceil, indices),)
+    return y, lambda R: (back(R, x, kernel, stride, padding, dilation, ceil, indices),), ()
 
 
-def mean_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def mean_pooled(op: Op, data: list[Tensor]) -> Found:
     """Average pooling to one number a channel."""
     x = data[0]
     if x.dim() != 4 or op.argument("output_size") not in (1, (1, 1), [1, 1]):
         return None
     shape, share = x.shape, 1 / (x.shape[2] * x.shape[3])
-    return op.call(x), lambda R: ((R * share).expand(shape),)
+    return op.call(x), lambda R: ((R * share).expand(shape),), ()
 
 
-def average_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def average_pooled(op: Op, data: list[Tensor]) -> Found:
     x = data[0]
     if x.dim() != 4:
         return None
@@ -68,10 +69,10 @@ def average_pooled(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
     stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
     whole, divisor = op.argument("count_include_pad", True), op.argument("divisor_override")
     back = _aten.avg_pool2d_backward.default
-    return op.call(x), lambda R: (back(R, x, kernel, stride, padding, ceil, whole, divisor),)
+    return op.call(x), lambda R: (back(R, x, kernel, stride, padding, ceil, whole, divisor),), ()
 
 
-def padded(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
+def padded(op: Op, data: list[Tensor]) -> Found:
     """Constants around x, which get no gradient."""
     x, pads = data[0], op.argument("pad")
     numbers = isinstance(pads, (tuple, list)) and all(type(p) is int and p >= 0 for p in pads)
@@ -79,20 +80,83 @@ def padded(op: Op, data: list[Tensor]) -> tuple[Tensor, Vjp] | None:
         return None
     before = (0,) * (x.dim() - len(pads) // 2) + tuple(pads[-2::-2])
     inner = tuple(slice(first, first + size) for first, size in zip(before, x.shape, strict=True))
-    return op.call(x), lambda R: (R[inner],)
+    return op.call(x), lambda R: (R[inner],), ()
+
+
+def permuted(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    order = op.args[1:] if len(op.args) != 2 else op.args[1]
+    whole = not op.kwargs and isinstance(order, tuple) and all(type(d) is int for d in order)
+    if not whole or len(order) != x.dim():
+        return None
+    back = sorted(range(x.dim()), key=lambda d: order[d] % x.dim())
+    return op.call(x), lambda R: (R.permute(back),), ()
+
+
+def transposed(op: Op, data: list[Tensor]) -> Found:
+    dims = op.args[1:]
+    if op.kwargs or len(dims) != 2:
+        return None
+    return op.call(*data), lambda R: (R.transpose(*dims),), ()
+
+
+def product(op: Op, data: list[Tensor]) -> Found:
+    """x * y: of two data tensors, or of one and a constant."""
+    if op.kwargs or len(op.args) != 2:
+        return None
+    x, y = fill(op.args, data)
+    tensors = [t for t in (x, y) if isinstance(t, Tensor)]
+    if any(t.dtype is not data[0].dtype or t.is_sparse for t in tensors):
+        return None
+    first, second = (type(a) is Slot for a in op.args)
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        left = (_like(R * y, x),) if first else ()
+        return (*left, _like(R * x, y)) if second else left
+
+    return op.call(*data), back, tuple(tensors)
+
+
+def _like(R: Tensor, x: Tensor) -> Tensor:
+    """Summed where x was broadcast."""
+    return R if R.shape == x.shape else R.sum_to_size(x.shape)
+
+
+def sigmoid(op: Op, data: list[Tensor]) -> Found:
+    y = op.call(*data)
+    values = y.detach()  # y itself will lead to the op
+    return y, lambda R: (_aten.sigmoid_backward.default(R, values),), (values,)
+
+
+def mean(op: Op, data: list[Tensor]) -> Found:
+    x, y = data[0], op.call(*data)
+    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+    keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
+    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
+    dims = (dims,) if type(dims) is int else dims
+    if not named or not isinstance(dims, (tuple, list)) or not dims or not y.numel():
+        return None
+    shape, share = x.shape, y.numel() / x.numel()
+    kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
+    return y, lambda R: ((R if keeps else R.reshape(kept)).mul(share).expand(shape),), ()
 
 
 DIRECT: dict[str, Direct] = {
     **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze".split(), reshaped),
     **dict.fromkeys("cat concat concatenate".split(), concatenated),
     **dict.fromkeys("pad constant_pad_nd".split(), padded),
+    **dict.fromkeys("transpose swapaxes swapdims".split(), transposed),
+    **dict.fromkeys("mul multiply".split(), product),
+    **dict.fromkeys("sigmoid expit".split(), sigmoid),
+    "permute": permuted,
+    "mean": mean,
     "max_pool2d": max_pooled,
     "adaptive_avg_pool2d": mean_pooled,
     "avg_pool2d": average_pooled,
 }
 
 
-def direct(op: Op, data: list[Tensor]) -> tuple[Tensor, Any] | None:
+def direct(op: Op, data: list[Tensor]) -> Found:
     """The result of an op about to run, and its way back. Gradients are off."""
     kind = DIRECT.get(op.name)
     return kind(op, data) if kind is not None else None

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import ops
 from rectgrad.calls import autocasts, out_of_place, undisturbed, unsurrounded, updates
 from rectgrad.composite import composite
-from rectgrad.direct import DIRECT, direct
+from rectgrad.direct import DIRECT, Found, direct
 from rectgrad.op import Current, Keep, Op, Slot, storage_of
 from rectgrad.preserve import Keeper
 from rectgrad.steps import LINEAR_STEPS
@@ -37,6 +37,9 @@ _ASKED = frozenset(
     "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
     "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
 )
+# To start autograd's engine on a GPU takes as long as some ten ops of ours: with more of these a tape is
+# faster.
+MOST_LOCAL_GRAPHS = 8
 # Nothing but what these say happens to a tensor.
 _LINKABLE = (ops.ROUTING | frozenset(ops.FAMILIES)) - frozenset(
     "__setitem__ copy alias lift_fresh detach requires_grad_ data __copy__ numpy_T scatter index_add".split()
@@ -64,6 +67,7 @@ class LinkedTape(TorchFunctionMode):
         self.current = Current()
         self.keeper: Keeper | None = None
         self.ops: list[Op] = []
+        self._local_graphs = 0  # on a GPU
         self._shared: set[int] = set()  # storages that several linked tensors lie in
 
     @functools.cached_property
@@ -223,12 +227,17 @@ class LinkedTape(TorchFunctionMode):
         if not writes and op.family not in self.keeps:
             found = _directly(op, data)
             if found is not None:
-                y, op.back = found
+                y, op.back, needed = found
+                op.needed = tuple([x.detach() for x in needed])
+                op.versions = _versions(op) if needed else ()
                 op.input_shapes, op.shape = tuple([x.shape for x in data]), y.shape
                 self._note_sharing(y, data)
                 return self._link(op, sources, y)
         if writes:
             self._overwrite(data[0], sources[0])
+        self._local_graphs += data[0].is_cuda
+        if self._local_graphs > MOST_LOCAL_GRAPHS:
+            raise Unlinked("too many calls without a closed form")
         leaves = tuple([(x.detach().clone() if writes else x.detach()).requires_grad_() for x in data])
         result = op.call(*leaves)
         for x, leaf in zip(data, leaves, strict=True):
@@ -372,7 +381,7 @@ def _check(op: Op, writes: bool) -> None:
         raise Unlinked(op.name)
 
 
-def _directly(op: Op, data: list[Tensor]) -> tuple[Tensor, Any] | None:
+def _directly(op: Op, data: list[Tensor]) -> Found:
     """The result without a graph, where the way back has a closed form."""
     if op.name not in DIRECT:
         return None

@@ -101,6 +101,7 @@ class Op:
     readers = 0
     R: Tensor | None = None
     versions: tuple[int, ...] = ()
+    needed: tuple[Tensor, ...] = ()  # by `back`, as they are
     _output: Tensor | None = None
     _local: Tensor | None = None
     _leaves: tuple[Tensor, ...] = ()
@@ -210,6 +211,7 @@ class Op:
     def held(self) -> Iterator[Tensor]:
         """The data tensors that the record needs as they are."""
         yield from self.inputs
+        yield from self.needed
         if self._output is not None:
             yield self._output
 
@@ -224,7 +226,7 @@ class Op:
 
     def release(self) -> None:
         self.inputs, self._output, self._local, self._leaves = (), None, None, ()
-        self.step = self.back = None
+        self.step, self.back, self.needed = None, None, ()
 
     def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
         """R by the rule in force for this family, or by the plain gradient."""
