@@ -20,7 +20,7 @@ H200 = {"device": "cuda", "channels_last": True, "tf32": True}
 LARGE = ("vgg16", "resnet50", "inception_v4")
 PLANS = {
     "cpu": {
-        "cpu-batch1": Plan(("efficientnet_lite0",), rounds=7, selection=True, **CPU),
+        "cpu-batch1": Plan(("efficientnet_lite0",), rounds=15, selection=True, **CPU),
         "cpu-batch4": Plan(
             LARGE, batch=4, methods=("rectgrad", "saliency", "guided_backprop"), naive=False, rounds=9, **CPU
         ),
@@ -30,7 +30,7 @@ PLANS = {
     },
     "portable": {
         "cpu-portable-batch4": Plan(
-            ("vgg16", "resnet50"), batch=4, methods=("rectgrad",), captum=False, naive=False, **CPU
+            ("vgg16", "resnet50"), batch=4, methods=("rectgrad",), captum=False, naive=False, rounds=15, **CPU
         ),
     },
     "scaling": {
