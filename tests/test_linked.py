@@ -229,6 +229,32 @@ def test_a_scripted_part_is_no_constant():
         rectgrad.attribute(net, x)
 
 
+def test_a_model_that_catches_everything(passes, monkeypatch):
+    """What a linked pass raises must not send the model another way."""
+
+    def careful(net, x):
+        try:
+            return view_written(net, x)
+        except BaseException:
+            return F.relu(-x)
+
+    net, x = made(careful)
+    maps = rectgrad.attribute(net, x, "rectgrad", target=1, q=50.0)
+    assert not passes
+    other, _ = made(view_written)
+    assert agree(maps, by_tape(monkeypatch, other, x, "rectgrad", target=1, q=50.0))
+
+    def target(outputs):
+        try:
+            return outputs.relu_()[:, 0] if outputs.grad_fn is not None else outputs[:, 1]
+        except BaseException:
+            return outputs[:, 2]
+
+    net, x = made(relu_then_add)
+    maps = rectgrad.attribute(net, x, "guided_backprop", target=target)
+    assert agree(maps, by_tape(monkeypatch, net, x, "guided_backprop", target=target))
+
+
 def test_what_cannot_be_linked_is_tried_once():
     calls = []
     net, x = made(lambda net, x: calls.append(0) or view_written(net, x))

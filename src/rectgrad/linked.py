@@ -67,6 +67,7 @@ class LinkedTape(TorchFunctionMode):
         self.current = Current()
         self.keeper: Keeper | None = None
         self.ops: list[Op] = []
+        self.failed = False  # a call raised: a model that goes on all the same may have taken another way
         self._local_graphs = 0  # on a GPU
         self._shared: set[int] = set()  # storages that several linked tensors lie in
 
@@ -101,7 +102,11 @@ class LinkedTape(TorchFunctionMode):
         if way is None:
             spec = ops.lookup(func)
             way = _WAYS[func] = _way(func, spec), spec
-        return way[0](self, way[1], func, args, kwargs or {})
+        try:
+            return way[0](self, way[1], func, args, kwargs or {})
+        except BaseException:
+            self.failed = True
+            raise
 
     def _asked(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)

@@ -49,6 +49,12 @@ class LinkedPass:
                     self.outputs = subject.model(*inputs, *args, **kwargs)
         finally:
             subject.region.restore()
+        self._check()
+
+    def _check(self) -> None:
+        """What cannot be linked raises inside the model, which may have caught it."""
+        if self.tape.failed:
+            raise Unlinked("a call failed")
 
     def adopt(self, region: Region | None) -> None:
         self.tape.keeper = region.keeper if region is not None else None
@@ -62,6 +68,7 @@ class LinkedPass:
             else:
                 with self.tape:
                     made = scores = target(copied(self.outputs, torch.clone))
+                self._check()
                 R = torch.ones_like(scores, requires_grad=False)
         self._root = self.tape.op_of(made) if type(made) is Tensor else None
         if self._root is None:
