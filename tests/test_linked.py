@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import linked_pass, subject
+from rectgrad import linked_pass, steps, subject
 from rectgrad.direct import DIRECT
 from rectgrad.linked import LinkedTape
 from rectgrad.quiet import quiet
@@ -261,6 +261,69 @@ def test_what_cannot_be_linked_is_tried_once():
     for _ in range(3):
         rectgrad.attribute(net, x, "rectgrad", target=1, q=50.0)
     assert len(calls) == 4
+
+
+def test_a_factor_that_was_overwritten():
+    """As torch has it: the derivative of a product needs its factors as they were."""
+
+    def step(net, x):
+        factor = F.relu(x)
+        y = factor * x
+        factor += 1
+        return y
+
+    net, x = made(step)
+    with pytest.raises(RuntimeError, match="inplace"):
+        rectgrad.attribute(net, x, "rectgrad", target=1)
+
+
+def scaled(norm, weight):
+    return weight * norm.scale.reshape(-1, *(1,) * (weight.dim() - 1))
+
+
+@pytest.fixture
+def folding(monkeypatch):
+    """Batch norms in the weights, as on a GPU."""
+    found = []
+    monkeypatch.setattr(steps, "_on_gpu", lambda *weights: found.append(weights) or True)
+    monkeypatch.setattr(steps.Scale, "times", scaled)
+    return found
+
+
+@pytest.mark.parametrize("method", ["rectgrad", "guided_backprop"])
+@pytest.mark.parametrize("name", ["residual", "mobile"])
+@pytest.mark.filterwarnings("ignore:the map of sample")
+def test_batch_norms_in_the_weights(name, method, folding, passes, monkeypatch):
+    model, inputs = NETWORKS[name](0)
+    maps = rectgrad.attribute(model, inputs, method, target=0)
+    assert passes
+    assert folding
+    assert agree(maps, by_tape(monkeypatch, model, inputs, method, target=0))
+
+
+def test_what_is_read_beside_the_batch_norm_is_not_scaled(folding, passes, monkeypatch):
+    class Twice(nn.Module):
+        def __init__(self, beside):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+            self.norm.running_var.fill_(9)
+            self.beside = beside
+
+        def forward(self, x):
+            x = self.conv(F.relu(x))
+            if self.beside:
+                return F.relu(self.norm(x)).sum((1, 2, 3)) + x.sum((1, 2, 3))
+            self.norm(x)
+            return x
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    for beside in (True, False):
+        net = Twice(beside).double().eval()
+        target = None if beside else (lambda y: y[:, 0].sum((1, 2)))
+        maps = rectgrad.attribute(net, x, "guided_backprop", target=target)
+        assert agree(maps, by_tape(monkeypatch, net, x, "guided_backprop", target=target))
+    assert len(passes) == 2
 
 
 def test_an_error_of_the_model_is_said_as_it_is(passes):

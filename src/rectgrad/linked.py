@@ -279,9 +279,11 @@ class LinkedTape(TorchFunctionMode):
 
     def _flat(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
         """A call that has no gradient: its result is an answer, whole numbers, or new values."""
-        if writes or "out" in kwargs or not undisturbed() or spec.name.startswith(("register", "retain")):
+        if writes or "out" in kwargs:
             raise Unlinked(spec.name)
+        enabled = torch.is_grad_enabled()
         result = _without_graph(func, args, kwargs)
+        _set_grad_enabled(enabled)
         whole = type(result) is Tensor and not (result.is_floating_point() or result.is_complex())
         if whole or spec.name in _NEW or type(result) in (bool, int, float, str):
             return result
