@@ -58,6 +58,17 @@ def test_same_as_a_tape(name, method, passes, monkeypatch):
     assert agree(maps, by_tape(monkeypatch, model, inputs, method, target=0, **options))
 
 
+@pytest.mark.parametrize("method", ["rectgrad", "guided_backprop", "deconv", "saliency"])
+@pytest.mark.parametrize("name", ["plain_cnn", "residual", "mobile"])
+@pytest.mark.filterwarnings("ignore:the map of sample")
+def test_to_the_last_bit_as_a_record(name, method):
+    """A record has a tape: whoever explains a picture with one gets the very same map."""
+    model, inputs = NETWORKS[name](0)
+    model, inputs = model.float(), inputs.float()
+    maps = rectgrad.attribute(model, inputs, method, target=0)
+    assert torch.equal(maps, rectgrad.record(model, inputs).attribute(method, target=0))
+
+
 class Net(nn.Module):
     """conv, `step`, linear: the step is what a test is about."""
 

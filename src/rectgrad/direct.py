@@ -57,8 +57,8 @@ def mean_pooled(op: Op, data: list[Tensor]) -> Found:
     x = data[0]
     if x.dim() != 4 or op.argument("output_size") not in (1, (1, 1), [1, 1]):
         return None
-    shape, share = x.shape, 1 / (x.shape[2] * x.shape[3])
-    return op.call(x), lambda R: ((R * share).expand(shape),), ()
+    shape, number = x.shape, x.shape[2] * x.shape[3]
+    return op.call(x), lambda R: ((R / number).expand(shape),), ()
 
 
 def average_pooled(op: Op, data: list[Tensor]) -> Found:
@@ -136,9 +136,9 @@ def mean(op: Op, data: list[Tensor]) -> Found:
     dims = (dims,) if type(dims) is int else dims
     if not named or not isinstance(dims, (tuple, list)) or not dims or not y.numel():
         return None
-    shape, share = x.shape, y.numel() / x.numel()
+    shape, number = x.shape, x.numel() // y.numel()
     kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
-    return y, lambda R: ((R if keeps else R.reshape(kept)).mul(share).expand(shape),), ()
+    return y, lambda R: (((R if keeps else R.reshape(kept)) / number).expand(shape),), ()
 
 
 DIRECT: dict[str, Direct] = {

@@ -252,8 +252,6 @@ class Scale:
             mean, cudnn = _zeros(len(variance), variance.dtype, R.device), torch.backends.cudnn.enabled
             bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
             return torch.batch_norm(R, weight, bias, mean, variance, False, 0.0, self.eps, cudnn)
-        if self.takes_lists:
-            return R * channelwise(self.scale, R)
         # To the last bit as torch computes it.
         grad = R * channelwise(self._inverse(), R)
         return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
