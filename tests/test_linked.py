@@ -372,6 +372,22 @@ def test_callable_targets_are_linked_too(passes, monkeypatch):
     assert len(passes) == 2
 
 
+def test_the_targets_own_tensors_stay_as_they_were(passes):
+    head = nn.Linear(5, 1).double()
+
+    def target(outputs):
+        head.weight.requires_grad_(False)
+        head.bias.data = torch.zeros(1, dtype=torch.float64)
+        return head(outputs)[:, 0]
+
+    net, x = made(relu_then_add)
+    before = head.bias.detach().clone()
+    rectgrad.attribute(net, x, "rectgrad", target=target, q=50.0)
+    assert not passes
+    assert head.weight.requires_grad
+    assert torch.equal(head.bias, before)
+
+
 def test_every_call_in_closed_form_is_met():
     """So that none stands there without a test above."""
     met = set()

@@ -40,6 +40,14 @@ def composite(func: Any) -> Callable[..., Any] | None:
     return body
 
 
+def inside(tape: Any, spec: Any, func: Any, args: tuple, kwargs: dict) -> Any:
+    """How a tape meets a composite: its body is run under the tape."""
+    body = composite(func)
+    assert body is not None
+    with tape:
+        return body(*args, **kwargs)
+
+
 def attention(op: Op) -> Tensor:
     """softmax(scale * query key^T + mask) value."""
     query, key, value = (op.argument(name) for name in ("query", "key", "value"))

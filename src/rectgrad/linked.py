@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
-from rectgrad.calls import autocasts, out_of_place, undisturbed, unsurrounded, updates
-from rectgrad.composite import composite
+from rectgrad.calls import asked, autocasts, out_of_place, undisturbed, unsurrounded, updates
+from rectgrad.composite import composite, inside
 from rectgrad.direct import DIRECT, Found, direct
 from rectgrad.op import Current, Keep, Op, Slot, storage_of
 from rectgrad.preserve import Keeper
@@ -41,7 +41,7 @@ _ASKED = frozenset(
 # faster.
 MOST_LOCAL_GRAPHS = 8
 # Nothing but what these say happens to a tensor.
-_LINKABLE = (ops.ROUTING | frozenset(ops.FAMILIES)) - frozenset(
+_LINKABLE = ops.ROUTING - frozenset(
     "__setitem__ copy alias lift_fresh detach requires_grad_ data __copy__ numpy_T scatter index_add".split()
 )
 
@@ -108,9 +108,6 @@ class LinkedTape(TorchFunctionMode):
             self.failed = True
             raise
 
-    def _asked(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        return func(*args, **kwargs)
-
     def _refused(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
         raise Unlinked(spec.name)
 
@@ -119,12 +116,6 @@ class LinkedTape(TorchFunctionMode):
         if self.op_of(args[0]) is not None:
             raise Unlinked(func.__self__.__name__)
         return self._constant(spec, func, args, kwargs, writes=False)
-
-    def _inside(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        inside = composite(func)
-        assert inside is not None
-        with self:
-            return inside(*args, **kwargs)
 
     def _step(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A linear step whose one data tensor is its first argument."""
@@ -281,9 +272,7 @@ class LinkedTape(TorchFunctionMode):
         """A call that has no gradient: its result is an answer, whole numbers, or new values."""
         if writes or "out" in kwargs:
             raise Unlinked(spec.name)
-        enabled = torch.is_grad_enabled()
         result = _without_graph(func, args, kwargs)
-        _set_grad_enabled(enabled)
         whole = type(result) is Tensor and not (result.is_floating_point() or result.is_complex())
         if whole or spec.name in _NEW or type(result) in (bool, int, float, str):
             return result
@@ -309,12 +298,7 @@ class LinkedTape(TorchFunctionMode):
         """A call that does not depend on the input, so that its result asks for no gradient."""
         if "out" in kwargs or (writes and not self._writable(args[0] if args else kwargs.get("input"))):
             raise Unlinked(spec.name)
-        enabled = torch.is_grad_enabled()
-        _set_grad_enabled(False)
-        try:
-            return func(*args, **kwargs)
-        finally:
-            _set_grad_enabled(enabled)
+        return _without_graph(func, args, kwargs)
 
     def _writable(self, target: Any) -> bool:
         """Not so the model's and the caller's tensors: a tape keeps copies of them."""
@@ -340,12 +324,12 @@ def _way(func: Any, spec: ops.Spec) -> Way:
     if spec.name in ("__get__", "__set__", "__delete__"):
         name = getattr(getattr(func, "__self__", None), "__name__", "")
         if spec.name == "__get__":
-            return LinkedTape._asked if name in _ASKED else LinkedTape._attribute
+            return asked if name in _ASKED else LinkedTape._attribute
         return LinkedTape._refused
     if spec.silent:
-        return LinkedTape._asked
+        return asked
     if spec.family is None and composite(func) is not None and spec.name not in _LINKABLE:
-        return LinkedTape._inside
+        return inside
     if spec.family in LINEAR_STEPS and spec.name not in ("convolution", "_convolution"):
         return LinkedTape._step
     if spec.family in ops.RECTIFIERS or spec.family == "clamp":
@@ -358,11 +342,12 @@ def _perhaps_data(value: Any) -> bool:
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
+    enabled = torch.is_grad_enabled()
     _set_grad_enabled(False)
     try:
         return func(*args, **kwargs)
     finally:
-        _set_grad_enabled(True)
+        _set_grad_enabled(enabled)
 
 
 def _to_both(R: Tensor) -> tuple[Tensor, Tensor]:

@@ -325,6 +325,8 @@ class Region:
         if not linked:
             with self._guard:
                 self._shared.snapshot.watch_tensors()
+            if self._own is not None:
+                self._own.watch_tensors()
         self._begun, self._shared.settled = True, False
 
     def settle(self) -> None:

@@ -199,10 +199,8 @@ def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
     if kwargs is not None and not isinstance(kwargs, dict):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
-    if isinstance(target, Tensor):
-        target = (
-            target.cpu()
-        )  # before the device is at work: to ask it for the classes later is to wait for it
+    if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it
+        target = target.cpu()
     return Subject(inner, tensors, tuple(args), dict(kwargs or {}), target, device=device)
 
 

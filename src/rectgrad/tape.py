@@ -33,7 +33,7 @@ from rectgrad.calls import (
     updates,
     writable,
 )
-from rectgrad.composite import composite, decompositions
+from rectgrad.composite import composite, decompositions, inside
 from rectgrad.op import (
     Bridge,
     BridgeInPlace,
@@ -103,7 +103,7 @@ class Tape(TorchFunctionMode):
         if spec.name == "__get__":
             return Tape._transposed
         if spec.family is None and composite(func) is not None:
-            return Tape._inside
+            return inside
         if spec.name in _SPECIAL or spec.family in self.decompose:
             return Tape._slowly
         recorded = self.families is None or spec.family in self.families
@@ -117,12 +117,6 @@ class Tape(TorchFunctionMode):
     def _transposed(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         self.trace.turned = True
         return func(self._weight(args[0]), *args[1:])
-
-    def _inside(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        inside = composite(func)
-        assert inside is not None
-        with self:
-            return inside(*args, **kwargs)
 
     def _step(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A linear step whose one data tensor is its first argument: nearly all are."""
