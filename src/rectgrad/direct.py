@@ -1,8 +1,8 @@
 """Plain gradients of common calls in closed form: what autograd would compute, without its engine, which
 takes longer to ask than these take to run.
 
-Each function gives the result of a call, the way back, and the tensors that the way back needs as they are;
-None where the call is not one of the usual kind.
+Each function gives the result of a call, the way back, and the tensors that the way back reads, which are
+handed to it after R: it holds no others. None where the call is not one of the usual kind.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from torch import Tensor
 from rectgrad.op import Op, Slot, fill
 from rectgrad.windows import per_dim
 
-Vjp = Callable[[Tensor], tuple[Tensor, ...]]
+Vjp = Callable[..., tuple[Tensor, ...]]  # (R, *what it reads)
 Found = tuple[Tensor, Vjp, tuple[Tensor, ...]] | None
 Direct = Callable[[Op, list[Tensor]], Found]
 _aten = torch.ops.aten
+_max_pool_back = _aten.max_pool2d_with_indices_backward.default
+_avg_pool_back = _aten.avg_pool2d_backward.default
 
 
 def reshaped(op: Op, data: list[Tensor]) -> Found:
@@ -48,8 +50,13 @@ def max_pooled(op: Op, data: list[Tensor]) -> Found:
     )
     stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
     y, indices = F.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
-    back = _aten.max_pool2d_with_indices_backward.default
-    return y, lambda R: (back(R, x, kernel, stride, padding, dilation, ceil, indices),), ()
+    shape, strides = x.shape, x.stride()
+
+    def back(R: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        like = R.new_empty_strided(shape, strides)  # how x lay: its values are not read
+        return (_max_pool_back(R, like, kernel, stride, padding, dilation, ceil, indices),)
+
+    return y, back, (indices,)
 
 
 def mean_pooled(op: Op, data: list[Tensor]) -> Found:
@@ -68,8 +75,13 @@ def average_pooled(op: Op, data: list[Tensor]) -> Found:
     kernel, padding = (per_dim(op.argument(name, 0), 2) for name in ("kernel_size", "padding"))
     stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
     whole, divisor = op.argument("count_include_pad", True), op.argument("divisor_override")
-    back = _aten.avg_pool2d_backward.default
-    return op.call(x), lambda R: (back(R, x, kernel, stride, padding, ceil, whole, divisor),), ()
+    shape, strides = x.shape, x.stride()
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        like = R.new_empty_strided(shape, strides)
+        return (_avg_pool_back(R, like, kernel, stride, padding, ceil, whole, divisor),)
+
+    return op.call(x), back, ()
 
 
 def padded(op: Op, data: list[Tensor]) -> Found:
@@ -109,8 +121,10 @@ def product(op: Op, data: list[Tensor]) -> Found:
     if any(t.dtype is not data[0].dtype or t.is_sparse for t in tensors):
         return None
     first, second = (type(a) is Slot for a in op.args)
+    numbers = [t for t in (x, y) if not isinstance(t, Tensor)]
 
-    def back(R: Tensor) -> tuple[Tensor, ...]:
+    def back(R: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        x, y = (*tensors, *numbers) if first else (*numbers, *tensors)
         left = (_like(R * y, x),) if first else ()
         return (*left, _like(R * x, y)) if second else left
 
@@ -125,7 +139,7 @@ def _like(R: Tensor, x: Tensor) -> Tensor:
 def sigmoid(op: Op, data: list[Tensor]) -> Found:
     y = op.call(*data)
     values = y.detach()  # y itself will lead to the op
-    return y, lambda R: (_aten.sigmoid_backward.default(R, values),), (values,)
+    return y, lambda R, values: (_aten.sigmoid_backward.default(R, values),), (values,)
 
 
 def mean(op: Op, data: list[Tensor]) -> Found:

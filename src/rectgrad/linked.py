@@ -59,12 +59,14 @@ class Unlinked(Exception):  # noqa: N818 - no error: another way is taken
 
 
 class LinkedTape(TorchFunctionMode):
-    """One forward pass. `keeps`: what the rule of a family reads of its calls."""
+    """One forward pass. keeps: what the rule of a family reads of its calls. carries: what passed an
+    activation may travel as lists."""
 
-    def __init__(self, keeps: Mapping[str, Keep]) -> None:
+    def __init__(self, keeps: Mapping[str, Keep], carries: bool = False) -> None:
         super().__init__()
         self.keeps = keeps
         self.current = Current()
+        self.current.carries = carries
         self.keeper: Keeper | None = None
         self.ops: list[Op] = []
         self.failed = False  # a call raised: a model that goes on all the same may have taken another way
@@ -98,10 +100,7 @@ class LinkedTape(TorchFunctionMode):
         raise Unlinked("made out of sight")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        way = _WAYS.get(func)
-        if way is None:
-            spec = ops.lookup(func)
-            way = _WAYS[func] = _way(func, spec), spec
+        way = _WAYS.get(func) or way_of(func)
         try:
             return way[0](self, way[1], func, args, kwargs or {})
         except BaseException:
@@ -318,6 +317,15 @@ class LinkedTape(TorchFunctionMode):
 
 Way = Callable[[LinkedTape, ops.Spec, Any, tuple, dict], Any]
 _WAYS: dict[Any, tuple[Way, ops.Spec]] = {}
+
+
+def way_of(func: Any) -> tuple[Way, ops.Spec]:
+    """How a linked tape meets a call of a function."""
+    way = _WAYS.get(func)
+    if way is None:
+        spec = ops.lookup(func)
+        way = _WAYS[func] = _way(func, spec), spec
+    return way
 
 
 def _way(func: Any, spec: ops.Spec) -> Way:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ from rectgrad.steps import fold_norms
 if TYPE_CHECKING:
     from rectgrad.methods import Method
     from rectgrad.subject import Subject
+
+Arrived = list[Tensor | None]  # at each input; None where nothing did
 
 
 class LinkedPass:
@@ -70,11 +73,15 @@ class LinkedPass:
                     made = scores = target(copied(self.outputs, torch.clone))
                 self._check()
                 R = torch.ones_like(scores, requires_grad=False)
-        self._root = self.tape.op_of(made) if type(made) is Tensor else None
-        if self._root is None:
-            raise Unlinked("the score does not depend on the input")
-        self._root.R = R
+        self._begin_at(made, R)
         return scores.detach()
+
+    def _begin_at(self, made: Tensor, R: Tensor) -> None:
+        """The way back begins with R, which arrives at what the pass made."""
+        root = self.tape.op_of(made) if type(made) is Tensor else None
+        if root is None:
+            raise Unlinked("the score does not depend on the input")
+        self._root, self._R = root, R
 
     def forget(self) -> None:
         """Nothing: there is no second question."""
@@ -85,15 +92,11 @@ class LinkedPass:
         assert once
         assert observe is None
         current = self.tape.current
-        assert self._root is not None
         self._prepare(method, self._root)
         current.rules, current.once = method.rules(), True
         with torch.inference_mode(False), torch.no_grad():
             try:
-                for op in reversed(self.tape.ops):
-                    if op.R is not None:
-                        _pass_on(op)
-                    op.release()
+                arrived = self._way_back()
             except RuntimeError as error:
                 if "modified by an inplace operation" in str(error):
                     raise Unlinked("a record was overwritten") from None
@@ -101,9 +104,21 @@ class LinkedPass:
         self.sums = current.sums
         if method.rectifies and not current.ran & ops.RECTIFIERS:
             raise Unlinked("nothing was rectified")
+        return self._maps(arrived)
+
+    def _way_back(self) -> Arrived:
+        """What arrives at the inputs."""
+        self._root.R = self._R
+        for op in reversed(self.tape.ops):
+            if op.R is not None:
+                pass_on(op)
+            op.release()
+        return [entry.R for entry in self.entries]
+
+    def _maps(self, arrived: Arrived) -> Maps:
         return tuple(
-            torch.zeros_like(x) if entry.R is None else entry.R.detach().to(x)
-            for entry, x in zip(self.entries, self._inputs, strict=True)
+            torch.zeros_like(x) if R is None else R.detach().to(x)
+            for R, x in zip(arrived, self._inputs, strict=True)
         )
 
     def _prepare(self, method: Method, root: Op) -> None:
@@ -124,11 +139,15 @@ class LinkedPass:
         if carries:
             graph.mark_carrying(below)
 
+    def give_up(self, model: Any) -> None:
+        """It could not be linked after all."""
+        remember_as_unlinkable(model)
+
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
 
 
-def _pass_on(op: Op) -> None:
+def pass_on(op: Op) -> None:
     """What arrived at an op, by its rule, to the ops before it."""
     R, op.R = op.R, None
     assert R is not None
@@ -145,15 +164,23 @@ def _pass_on(op: Op) -> None:
         source.R = grad if source.R is None else kernels.dense(source.R) + kernels.dense(grad)
 
 
-def linked(subject: Subject, tape: LinkedTape) -> LinkedPass | None:
-    """The forward pass of a subject's model, where it can be linked."""
+def can_be_linked(subject: Subject) -> bool:
+    """As far as can be said before the pass."""
     region = subject.region
-    if region is None or any(module.training for module in region.modules) or not linkable(subject.inputs):
-        return None
-    if _known_as_unlinkable(subject.model):
+    return (
+        region is not None
+        and not any(module.training for module in region.modules)
+        and linkable(subject.inputs)
+        and not _known_as_unlinkable(subject.model)
+    )
+
+
+def linked(subject: Subject, begin: Callable[[], LinkedPass]) -> LinkedPass | None:
+    """The forward pass of a subject's model, where it can be linked."""
+    if not can_be_linked(subject):
         return None
     try:
-        return LinkedPass(subject, tape)
+        return begin()
     except Unlinked:
         remember_as_unlinkable(subject.model)
     except Exception as error:  # a tape will meet it again, if it was not for the links

@@ -39,6 +39,11 @@ class Method:
         """Whether a rule looks at all units of one sample together."""
         return False
 
+    @property
+    def steady(self) -> bool:
+        """Whether its rules ask a device nothing on their way, so that they can be replayed."""
+        return False
+
     def rules(self) -> Rules:
         return {}
 
@@ -84,6 +89,10 @@ class GuidedBackprop(Method):
 
     def __post_init__(self) -> None:
         flags(self, "multiply_by_input")
+
+    @property
+    def steady(self) -> bool:
+        return True
 
     def rules(self) -> Rules:
         return rules.guided()
@@ -133,6 +142,10 @@ class RectGrad(Method):
     @property
     def per_sample(self) -> bool:
         return self.tau is None
+
+    @property
+    def steady(self) -> bool:
+        return not self.prr and self.interpolation == "nearest"
 
     @property
     def facts(self) -> tuple[str, ...]:  # type: ignore[override]

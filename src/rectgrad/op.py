@@ -93,15 +93,14 @@ class Op:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     step: Step | None = None  # a linear step, whose gradient needs no graph
     path: str | None = None  # how the gradient of a linear step was computed last: sparse or dense
-    back: Callable[[Tensor], tuple[Tensor, ...]] | None = (
-        None  # the plain gradient, where it has a closed form
-    )
+    # The plain gradient from R and what is `needed`, where it has a closed form.
+    back: Callable[..., tuple[Tensor, ...]] | None = None
     # In a linked pass (see linked.py): how many ops read the result, what has arrived at it so far, and the
     # versions of what is kept.
     readers = 0
     R: Tensor | None = None
     versions: tuple[int, ...] = ()
-    needed: tuple[Tensor, ...] = ()  # by `back`, as they are
+    needed: tuple[Tensor, ...] = ()  # by `back`
     _output: Tensor | None = None
     _local: Tensor | None = None
     _leaves: tuple[Tensor, ...] = ()
@@ -142,7 +141,7 @@ class Op:
             return (self._linear(self.step, R, within),)
         R = outside_zeroed(R, within)
         if self.back is not None:
-            return self.back(R)
+            return self.back(R, *self.needed)
         if self._local is None:
             return self.vjp_at(self.inputs, R)
         return torch.autograd.grad(self._local, self._leaves, R, retain_graph=True, allow_unused=True)

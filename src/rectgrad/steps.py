@@ -70,7 +70,8 @@ class Conv:
         return Conv(x, weight, lies) if x.dim() == weight.dim() > 2 else None
 
     def __init__(self, x: Tensor, weight: Tensor, lies: tuple) -> None:
-        self.x, self.weight, self._lies = x, (weight, weight._version), lies
+        self.shape, self._strides = x.shape, x.stride()
+        self.weight, self._lies = (weight, weight._version), lies
 
     def made(self, op: Op, y: Tensor) -> None:
         self.outputs = y.shape[1:]
@@ -87,15 +88,15 @@ class Conv:
     def unshare(self, storage: int) -> None:
         self.weight = unshared(self.weight, storage)
 
-    def gradient(self, R: Tensor, x: Tensor | None = None) -> Tensor:
+    def gradient(self, R: Tensor) -> Tensor:
         kernel, stride, padding, dilation, groups = self.geometry
         weight = unchanged(self.weight) if self.norm is None else self.norm.times(unchanged(self.weight))
         if R.is_cuda and groups == 1:  # the same kernels, sooner
-            left = _left_over(tuple(self.x.shape[2:]), tuple(R.shape[2:]), self.geometry)
+            left = _left_over(tuple(self.shape[2:]), tuple(R.shape[2:]), self.geometry)
             return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
         grad: Tensor = _convolution_backward(
             R,
-            self.x if x is None else x,
+            R.new_empty_strided((len(R), *self.shape[1:]), self._strides),  # how x lay: it is not read
             weight,
             None,  # no gradient of a bias is asked for
             stride,
@@ -109,14 +110,14 @@ class Conv:
         return grad
 
     def from_lists(self, passed: Survivors, R: Tensor, within: Region | None) -> Tensor | None:
-        out = torch.empty(self.x.shape, dtype=torch.float32, device="cpu")
-        call = _in_two_dimensions(self.x.shape, self.outputs, self.geometry, within)
+        out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        call = _in_two_dimensions(self.shape, self.outputs, self.geometry, within)
         if not native.conv(passed, call, unchanged(self.weight), out):
             return None
         for row, count in enumerate(passed.lists.counts):
             if count < 0:  # too many for a list: this sample the dense way
                 one = slice(row, row + 1)
-                out[one] = self.gradient(outside_zeroed(R[one], within), self.x[one])
+                out[one] = self.gradient(outside_zeroed(R[one], within))
         return out
 
 

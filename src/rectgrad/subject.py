@@ -13,11 +13,13 @@ from rectgrad import kernels, ops
 from rectgrad import target as targets
 from rectgrad.diagnose import check_finite, check_inputs, warn_if_nothing_passed
 from rectgrad.linked import LinkedTape, Unlinked
-from rectgrad.linked_pass import LinkedPass, linked, remember_as_unlinkable
+from rectgrad.linked_pass import LinkedPass, linked
 from rectgrad.op import Keep
 from rectgrad.passes import Maps, Observe, Pass, copied
 from rectgrad.preserve import Region
 from rectgrad.quiet import quiet
+from rectgrad.replay import NotedPass, followed, noted
+from rectgrad.script import Noting
 from rectgrad.tape import Tape
 from rectgrad.trace import Row, Trace
 
@@ -140,24 +142,32 @@ class Subject:
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
         with quiet:
-            passed = self._linked(method)
-            if passed is not None:
-                try:
-                    return self._answered(method, passed)
-                except Unlinked:
-                    remember_as_unlinkable(self.model)
-            del passed
+            for begin in (followed, Subject._linked) if self._simple(method) else ():
+                passed = begin(self, method)
+                if passed is not None:
+                    try:
+                        return self._answered(method, passed)
+                    except Unlinked:
+                        passed.give_up(self.model)
+                del passed
             return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
 
-    def _linked(self, method: Method) -> LinkedPass | None:
-        """A linked pass, where the method needs no more and the model allows it."""
+    def _simple(self, method: Method) -> bool:
+        """Whether the method needs no more than a linked pass."""
         simple = method.rectifies and not method.decompose and kernels.chosen() != "reference"
-        if not simple or self.passed is not None or self.observe is not None or self.diagnosing:
-            return None
+        return simple and self.passed is None and self.observe is None and not self.diagnosing
+
+    def _linked(self, method: Method) -> LinkedPass | None:
         rules, carries = method.rules(), method.thresholds and kernels.carries(self.inputs[0])
-        tape = LinkedTape({family: keeping(family, rule, carries) for family, rule in rules.items()})
-        tape.current.carries = carries
-        return linked(self, tape)
+        keeps = {family: keeping(family, rule, carries) for family, rule in rules.items()}
+        known = noted(self, method)
+
+        def begin() -> LinkedPass:
+            if known is None:
+                return LinkedPass(self, LinkedTape(keeps, carries))
+            return NotedPass(self, Noting(keeps, carries), known)
+
+        return linked(self, begin)
 
     def _answered(self, method: Method, passed: Pass | LinkedPass) -> Maps:
         if method.per_sample and self.n > 1 and mixes_samples(self, passed):

@@ -7,6 +7,7 @@ The environment variable RECTGRAD_KERNELS chooses: "reference" the plain torch c
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ __all__ = [
     "dense",
     "in_use",
     "rectify",
+    "replays",
     "scales",
     "smallest",
     "survivors_of",
@@ -64,6 +66,15 @@ def carries(x: Tensor) -> bool:
 def scales() -> bool:
     """Whether there is a kernel for a convolution's weights times a batch norm's scale."""
     return _cuda()
+
+
+def replays(inputs: Sequence[Tensor]) -> bool:
+    """Whether the kernels for all that is made of these inputs ask the device nothing."""
+    if not all(x.is_cuda for x in inputs) or not _cuda():
+        return False
+    from rectgrad.kernels import cuda
+
+    return all(x.dtype in cuda.DTYPES for x in inputs)
 
 
 def _native() -> native.Library | None:
