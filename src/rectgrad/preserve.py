@@ -13,7 +13,7 @@ import random
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -38,21 +38,47 @@ class Snapshot:
         self._keys: list[Any] = []
         self._values: list[Any] = []
         self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
-        self._empty: list[Any] = []
+        self._empty: list[Any] = []  # containers, or what is never anything else than empty
         self._headers: list[Header] = []
         self._tensors: list[Tensor] = []
         self.modules: list[nn.Module] = []
         self.lazy = False  # whether a tensor has no values yet
-        self._waiting, met = list[Any](modules_in(root)), set[int]()
-        while self._waiting:
-            value = self._waiting.pop()
-            if id(value) in met:
-                continue
-            met.add(id(value))
-            if type(value) in _DICTS:
-                self._take_dict(value)
-            else:
-                self._take(value)
+        self._met: set[int] = set()
+        values: list[Any] = list(modules_in(root))
+        while values:  # level by level: a model has tens of thousands of values, and few are worth a look
+            values = self._below(values)
+
+    def _below(self, values: list[Any]) -> list[Any]:
+        """Remember what these values hold. Those in them that may hold more."""
+        dicts: list[dict] = []
+        inside: list[Any] = []
+        for value in values:
+            if id(value) not in self._met:
+                self._met.add(id(value))
+                self._take(value, dicts, inside)
+        members = list(_all_values(dicts))
+        self._dicts += dicts
+        self._lengths += map(len, dicts)
+        self._keys += itertools.chain.from_iterable(dicts)
+        self._values += members
+        if max(self._lengths[-len(dicts) :] if dicts else (), default=0) > LONGEST:
+            members = list(_all_values(each for each in dicts if len(each) <= LONGEST))
+        return self._worth_a_look(members) + self._worth_a_look(inside)
+
+    def _worth_a_look(self, values: list[Any]) -> list[Any]:
+        kinds = set(map(type, values))
+        if kinds <= _CAN_BE_EMPTY:
+            self._empty += itertools.filterfalse(None, values)
+            values = list(filter(None, values))
+        if not kinds.isdisjoint(_ATOMS):
+            values = _without(_ATOMS, values)
+        if tuple in kinds:
+            inner = itertools.chain.from_iterable([value for value in values if type(value) is tuple])
+            values = _without(_TUPLE, values) + self._worth_a_look(list(inner))
+        if not kinds.isdisjoint(_SETTLED):
+            self._tensors += (value for value in values if type(value) in _SETTLED)
+            values = _without(_SETTLED, values)
+        return values
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:
@@ -65,56 +91,35 @@ class Snapshot:
         if len(self._headers) != len(self.tensors):
             self._headers = list(map(Header, self.tensors))
 
-    def _take(self, value: Any) -> None:
-        """Remember a value's content; what may hold state further down waits for its turn."""
-        if isinstance(value, nn.Module):
+    def _take(self, value: Any, dicts: list[dict], inside: list[Any]) -> None:
+        """Of one value: the dictionaries to remember, and what is inside other containers."""
+        kind = type(value)
+        if kind in _DICTS:
+            dicts.append(value)
+        elif isinstance(value, nn.Module):
             self.modules.append(value)
-            self._take_dict(value.__dict__)
+            dicts.append(value.__dict__)
         elif isinstance(value, Tensor):
             if is_lazy(value):
                 self.lazy = True
             else:
                 self._tensors.append(value)
         elif isinstance(value, dict):
-            self._take_dict(value)
+            dicts.append(value)
         elif isinstance(value, _CONTAINERS):
             self._contents.append((value, value.copy()))
-            self._look_inside(value)
+            inside += value if len(value) <= LONGEST else ()
         elif isinstance(value, tuple):
-            self._look_inside(value)
+            inside += value
         elif isinstance(value, np.ndarray):
             if value.nbytes < LONGEST:
                 self._contents.append((value, value.copy()))
         elif _has_attributes(value):
-            self._take_dict(vars(value))
-
-    def _take_dict(self, value: dict) -> None:
-        values = value.values()
-        self._dicts.append(value)
-        self._lengths.append(len(value))
-        self._keys += value
-        self._values += values
-        if value:
-            self._look_inside(values)
-
-    def _look_inside(self, values: Collection[Any]) -> None:
-        if len(values) > LONGEST:
-            return
-        waits, is_empty, is_tensor = self._waiting.append, self._empty.append, self._tensors.append
-        for value in values:
-            kind = type(value)
-            if kind in _ATOMS:
-                continue
-            if kind in _SETTLED:
-                is_tensor(value)
-            elif kind in _PLAIN and not value:  # a module has some twenty for hooks, nearly always empty
-                is_empty(value)
-            elif kind is not tuple or not _ATOMS.issuperset(map(type, value)):
-                waits(value)
+            dicts.append(vars(value))
 
     def restore(self) -> None:
         if any(self._empty):
-            for container in self._empty:
+            for container in filter(None, self._empty):
                 container.clear()
         if not self._same_members():
             members = iter(zip(self._keys, self._values, strict=True))
@@ -177,11 +182,22 @@ def _place(x: Tensor) -> tuple[Any, ...]:
     return x.data_ptr(), x.shape, x.stride()
 
 
-_SETTLED = (Tensor, nn.Parameter)  # what these hold is there: they are not lazy
+_SETTLED = frozenset({Tensor, nn.Parameter})  # what these hold is there: they are not lazy
 _CONTAINERS = (list, set, deque)
-_DICTS = (dict, OrderedDict)
-_PLAIN = frozenset({dict, OrderedDict, set, list})
+_DICTS = frozenset({dict, OrderedDict})
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
+_TUPLE = frozenset({tuple})
+_CAN_BE_EMPTY = _ATOMS | _DICTS | {set, list, tuple}  # to ask these is quick and does nothing
+
+
+def _all_values(dicts: Iterable[dict]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(map(_values, dicts))
+
+
+def _without(kinds: frozenset[type], values: list[Any]) -> list[Any]:
+    """Values that are not of these very types."""
+    others = dict.fromkeys(kinds, False)
+    return list(itertools.compress(values, map(others.get, map(type, values), itertools.repeat(True))))
 
 
 def _has_attributes(value: Any) -> bool:

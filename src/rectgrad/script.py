@@ -12,6 +12,7 @@ from operator import is_
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -32,8 +33,9 @@ _NOTHING: dict[str, Any] = {}
 class Call:
     """A noted call. In `args` and `kwargs`, tensors that the pass made are slots with their number.
 
-    op: what it was linked as; None where it let its input through. saves_input, saves_output: its rule reads
-    them. in_closed_form: see direct.py.
+    op: what it was linked as; None where it let its input through. simple: a step or an activation of one
+    tensor, and `run` is what it does to it. saves_input, saves_output: its rule reads them. in_closed_form:
+    see direct.py. done: tensors that no later call reads.
     """
 
     def __init__(self, func: Any, args: tuple, kwargs: dict, op: Op | None) -> None:
@@ -43,11 +45,32 @@ class Call:
         all_values = list(_flat((args, self.values)))
         self.numbers = [int(value) for value in all_values if type(value) is Slot]
         self.weights = [value for value in all_values if isinstance(value, Tensor)]
-        self.simple = len(self.numbers) == 1 and bool(args) and type(args[0]) is Slot
+        self.of_one = len(self.numbers) == 1 and bool(args) and type(args[0]) is Slot
+        self.source = self.numbers[0] if self.of_one else -1
         self.saves_input = op is not None and bool(op.inputs)
         self.saves_output = op is not None and op._output is not None
         self.in_closed_form = op is not None and op.name in DIRECT and op.back is not None
-        self.done: tuple[int, ...] = ()  # tensors that no later call reads
+        activates = op is not None and op.family in ops.RECTIFIERS
+        self.simple = self.of_one and op is not None and (op.step is not None or activates)
+        self.run = _shortcut(func, self.rest, kwargs)
+        self.done: tuple[int, ...] = ()
+
+
+def _shortcut(func: Any, rest: tuple, named: dict) -> Callable[[Tensor], Any]:
+    """What the function does, without asking once more whether somebody wants to know of it."""
+    if func is F.relu and not rest and named.keys() == {"inplace"}:
+        return torch.relu_ if named["inplace"] else torch.relu
+    if func is F.batch_norm and len(rest) == 2 and named.keys() == _NORM and not named["training"]:
+        mean, variance, weight, bias = *rest, named["weight"], named["bias"]
+        momentum, eps, cudnn = named["momentum"], named["eps"], torch.backends.cudnn.enabled
+        norm = torch.batch_norm
+        return lambda x: norm(x, weight, bias, mean, variance, False, momentum, eps, cudnn)
+    if named:
+        return lambda x: func(x, *rest, **named)
+    return lambda x: func(x, *rest)
+
+
+_NORM = {"weight", "bias", "training", "momentum", "eps"}
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -97,7 +120,7 @@ class Noting(LinkedTape):
             self.steady &= _can_be_followed(call, made[0])
         else:  # it let its input through, as dropout does, or did something else
             call = Call(func, noted, named, None)
-            self.steady &= not made and call.simple and result is args[0]
+            self.steady &= not made and call.of_one and result is args[0]
         self.calls.append(call)
         return result
 
@@ -125,9 +148,7 @@ class Noting(LinkedTape):
 
 
 def _can_be_followed(call: Call, op: Op) -> bool:
-    if op.step is not None:
-        return call.simple
-    if op.family in ops.RECTIFIERS:
+    if op.step is not None or op.family in ops.RECTIFIERS:
         overwrites = op.spec.writes or any(value is True for value in (*call.rest, *call.values))
         return call.simple and not (call.saves_input and overwrites)
     return op.back is not None and (call.in_closed_form or op.family == "add")
@@ -142,35 +163,70 @@ class Following(LinkedTape):
     def __init__(self, calls: Sequence[Call], save: Callable[[Tensor], None]) -> None:
         super().__init__({})
         self.made: list[Any] = []
-        self._calls, self._at, self._save = calls, 0, save
+        self._save = save
+        self._coming = iter(calls)
+        self._call: Call | None = next(self._coming, None)
 
     def enter(self, x: Tensor) -> Op:
         self.made.append(x)
         return super().enter(x)
 
     def finished(self) -> bool:
-        return self._at == len(self._calls) and not self.failed
+        return self._call is None and not self.failed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # At every call of a model, so it is written out. Equal numbers and the same tensors: where one of
+        # several values is another tensor, to compare them raises, and the pass is not as noted either.
+        call = self._call
+        if call is None or call.func is not func or not call.simple:
+            return self._unlike(call, func, args, kwargs or {})
         try:
-            if self._at < len(self._calls):
-                call = self._calls[self._at]
-                if call.func is func:
-                    self._at += 1
-                    return self._followed(call, args, kwargs or _NOTHING)
-            way, spec = way_of(func)
-            if way is asked or way is inside:
-                return way(self, spec, func, args, kwargs or {})
-            raise Unlinked("another call than noted")
+            made = self.made
+            if (
+                args[0] is not made[call.source]
+                or args[1:] != call.rest
+                or (kwargs or _NOTHING) != call.kwargs
+                or not undisturbed()
+            ):
+                raise Unlinked("a call that is not as noted")
+            self._call = next(self._coming, None)
+            _set_grad_enabled(False)
+            try:
+                y = call.run(args[0])
+                if call.saves_input:
+                    self._save(args[0])
+                if call.saves_output:
+                    self._save(y)
+            finally:
+                _set_grad_enabled(True)
+            made.append(y.requires_grad_())
+            for number in call.done:
+                made[number] = None
+            return y
         except BaseException:
             self.failed = True
             raise
 
-    def _followed(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        if not self._as_noted(call, args, kwargs) or not undisturbed():
+    def _unlike(self, call: Call | None, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A call that is not one function of one tensor."""
+        way, spec = way_of(func)
+        if way is asked or way is inside:
+            return way(self, spec, func, args, kwargs)
+        self.failed = True  # unless all goes well
+        if call is None or call.func is not func or not undisturbed():
+            raise Unlinked("another call than noted")
+        if not self._same(args, call.args) or list(kwargs) != call.names:
             raise Unlinked("a call that is not as noted")
+        if not self._same(tuple(kwargs.values()), call.values):
+            raise Unlinked("a call that is not as noted")
+        self._call = next(self._coming, None)
+        y = self._made_of_many(call, args, kwargs)
+        self.failed = False
+        return y
+
+    def _made_of_many(self, call: Call, args: tuple, kwargs: dict) -> Any:
         op, made = call.op, self.made
-        if op is None:
+        if op is None:  # it lets its input through
             return args[0]
         _set_grad_enabled(False)
         try:
@@ -178,10 +234,6 @@ class Following(LinkedTape):
                 y = self._directly(op, [made[number] for number in call.numbers])
             else:
                 y = call.func(*args, **kwargs)
-            if call.saves_input:
-                self._save(args[0])
-            if call.saves_output:
-                self._save(y)
         finally:
             _set_grad_enabled(True)
         made.append(y.requires_grad_())
@@ -197,24 +249,6 @@ class Following(LinkedTape):
         for x in needed:
             self._save(x)
         return y
-
-    def _as_noted(self, call: Call, args: tuple, kwargs: dict) -> bool:
-        if call.simple:
-            if not args or args[0] is not self.made[call.numbers[0]]:
-                return False
-            rest = args[1:]
-            if len(rest) != len(call.rest):
-                return False
-            if not all(map(is_, rest, call.rest)) and not self._same(rest, call.rest):
-                return False
-        elif not self._same(args, call.args):
-            return False
-        if not kwargs:
-            return not call.names
-        values = kwargs.values()
-        return list(kwargs) == call.names and (
-            all(map(is_, values, call.values)) or self._same(tuple(values), call.values)
-        )
 
     def _same(self, value: Any, noted: Any) -> bool:
         kind = type(noted)
