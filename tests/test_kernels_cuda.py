@@ -331,10 +331,32 @@ def test_what_cannot_be_asked():
 
 
 def test_a_division_by_multiplication():
-    for inner in [2, 3, 5, 7, 96, 255, 256, 257, 1023, 65_535, 65_537, 2**29 + 1]:
-        _, runs, _ = cuda._layout((2, inner), (inner, 1), (inner + 1, 1), 1)
-        for at in [0, 1, inner - 1, inner, 7 * inner - 1, 7 * inner, 2**31 - 2, 2**31 - 1]:
-            assert (at * runs.magic >> 32) >> runs.shift == at // inner
+    for n in [2, 3, 5, 7, 96, 255, 256, 257, 1023, 65_535, 65_537, 2**29 + 1]:
+        _, magic, shift = cuda.divisor(n)
+        for at in [0, 1, n - 1, n, 7 * n - 1, 7 * n, 2**31 - 2, 2**31 - 1]:
+            assert (at * magic >> 32) >> shift == at // n
+
+
+WINDOWS = [((1, -1), (1, -1)), ((0, 99), (2, 99)), ((2, 3), (0, 1)), ((0, 99), (0, 99)), ((1, 2), (1, 1))]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 1, 8, 40), (3, 300, 1, 3), (2, 9, 4, 1)])
+@pytest.mark.parametrize("layout_R", [contiguous, channels_last, odd_slice_of_channels_last])
+@pytest.mark.parametrize("layout_a", [contiguous, channels_last])
+def test_a_window_of_the_maps(layout_a, layout_R, shape):
+    """Beyond it nothing passes, and tau is that of all units."""
+    a, R = pair(layout_a, layout_R, shape)
+    assert cuda.has_maps(a)
+    for window in WINDOWS:
+        within = tuple(range(n)[slice(*ends)] for ends, n in zip(window, shape[2:], strict=True))
+        within = tuple((r.start, r.stop) for r in within)
+        mask = torch.zeros(shape[2:], device=DEVICE)
+        mask[within[0][0] : within[0][1], within[1][0] : within[1][1]] = 1
+        for rows in (shape[0], 1):
+            k = nearest(a, rows)
+            same(cuda.rectify(a, R, rows, k, within=within), plain(a, R, rows, k, "PR1") * mask)
+        result = cuda.rectify_constant(a, R, 0.25, within=within)
+        same(result, torch.where(a * R > 0.25, R, 0) * mask)
 
 
 def test_triton_is_not_imported_with_the_module():

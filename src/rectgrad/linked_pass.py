@@ -18,7 +18,7 @@ from rectgrad.memory import out_of_memory
 from rectgrad.op import Op
 from rectgrad.passes import Maps, Observe, copied
 from rectgrad.preserve import Region
-from rectgrad.steps import fold_norms
+from rectgrad.steps import fold_norms, mark_padded
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
@@ -92,8 +92,8 @@ class LinkedPass:
         assert once
         assert observe is None
         current = self.tape.current
-        self._prepare(method, self._root)
         current.rules, current.once = method.rules(), True
+        self._prepare(method, self._root)
         with torch.inference_mode(False), torch.no_grad():
             try:
                 arrived = self._way_back()
@@ -122,10 +122,12 @@ class LinkedPass:
         )
 
     def _prepare(self, method: Method, root: Op) -> None:
-        carries = self.tape.current.carries
+        carries, rules = self.tape.current.carries, self.tape.current.rules
         root.readers += 1  # the score is one
         if not carries:
             fold_norms(self.tape.ops)
+            if "conv" in rules:
+                mark_padded(self.tape.ops)
         if (
             not carries
             and "last" not in method.facts

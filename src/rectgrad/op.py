@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rectgrad import kernels, ops
-from rectgrad.steps import Region, Step, outside_zeroed
+from rectgrad.steps import Step, outside_zeroed
+from rectgrad.windows import Region
 
 Rule = Callable[["Op", Tensor], Any]
 Rules = Mapping[str, Rule]

@@ -7,6 +7,7 @@ kept. To launch them one by one takes the host longer than the device takes to r
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -158,12 +159,11 @@ class FollowedPass(LinkedPass):
         self._waiting: list[Tensor] = []
         self._kept = 0
         _in_order(known, replay.begins.device)
-        versions = _versions(replay.weights)
+        before = _writes(replay.weights)
         super().__init__(subject, Following(replay.calls, self._save))
         self.tape.trace = replay.trace
         self.mixes = replay.mixes
-        lie = [weight.data_ptr() for weight in replay.weights]
-        if lie != replay.lying or _versions(replay.weights) != versions:
+        if _lying(replay.weights) != replay.lying or _writes(replay.weights) != before:
             raise Unlinked("a weight lies elsewhere or was written")
 
     def _save(self, x: Tensor) -> None:
@@ -218,8 +218,13 @@ def _in_order(known: Known, device: torch.device) -> None:
         known.stream = stream
 
 
-def _versions(weights: list[Tensor]) -> list[int]:
-    return [weight._version for weight in weights]
+def _lying(weights: list[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, weights))
+
+
+def _writes(weights: list[Tensor]) -> int:
+    """How often they were written, all together."""
+    return sum(map(operator.attrgetter("_version"), weights))
 
 
 class NotedPass(LinkedPass):
@@ -264,7 +269,6 @@ class NotedPass(LinkedPass):
         """None where it takes too much memory, or asks the device something on its way."""
         calls, root = self.tape.script(self._root)
         weights = [weight for call in calls for weight in call.weights]
-        lying = [weight.data_ptr() for weight in weights]
         try:
             run, found, more = captured(lambda: self._run_once(begins), begins.device)
             run()
@@ -275,19 +279,32 @@ class NotedPass(LinkedPass):
         if not alike or not _make_room(size, begins.device):
             return None
         return Replay(
-            calls, root, begins, places, run, found, weights, lying, size, self.mixes, self.tape.trace
+            calls,
+            root,
+            begins,
+            places,
+            run,
+            found,
+            weights,
+            _lying(weights),
+            size,
+            self.mixes,
+            self.tape.trace,
         )
 
 
 def captured(way_back: Callable[[], Found], device: torch.device) -> tuple[Callable[[], Any], Found, int]:
     """What does on the device again what `way_back` does, where that leaves its results, and its bytes."""
+    from rectgrad.kernels.cuda import one_scratch
+
     before = torch.cuda.memory_reserved(device)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            found = way_back()
+            with one_scratch():
+                found = way_back()
         finally:
             graph.capture_end()
     return graph.replay, found, max(torch.cuda.memory_reserved(device) - before, 0)

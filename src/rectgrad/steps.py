@@ -14,12 +14,11 @@ from torch import Tensor
 from rectgrad import kernels
 from rectgrad.kernels import Survivors, native
 from rectgrad.kernels.survivors import Carry, channelwise, with_survivors
-from rectgrad.windows import per_dim
+from rectgrad.ops import RECTIFIERS
+from rectgrad.windows import Region, per_dim
 
 if TYPE_CHECKING:
     from rectgrad.op import Op
-
-Region = tuple[tuple[int, int], ...]  # [first, last) of each convolved dimension
 
 
 class Geometry(NamedTuple):
@@ -339,10 +338,26 @@ def fold_norms(linked: Sequence[Op]) -> None:
     for op in linked:
         norm = op.step
         if type(norm) is Scale:
-            before = op.sources[0]
-            conv = before.step if before is not None and before.readers == 1 else None
+            before = _only_read(op.sources[0])
+            conv = before.step if before is not None else None
             if type(conv) is Conv and _on_gpu(conv.weight[0], norm.variance[0], norm.weight[0]):
                 conv.norm, norm.folded = norm, True
+
+
+def mark_padded(linked: Sequence[Op]) -> None:
+    """facts["padded"]: the convolution in two dimensions whose result an activation alone reads, if need be
+    through a batch norm. What it would leave out of the gradient, the activation can."""
+    for op in linked:
+        if op.family in RECTIFIERS:
+            before = _only_read(op.sources[0])
+            if before is not None and type(before.step) is Scale:
+                before = _only_read(before.sources[0])
+            if before is not None and type(before.step) is Conv and len(before.shape) == 4:
+                op.facts["padded"] = before
+
+
+def _only_read(op: Op | None) -> Op | None:
+    return op if op is not None and op.readers == 1 else None
 
 
 def _on_gpu(*weights: Tensor | None) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Region = tuple[tuple[int, int], ...]  # [first, last) of each dimension of a map
+
 
 def per_dim(value: Any, dims: int) -> tuple[int, ...]:
     """An int or a sequence as torch's functions take it, as one int a dimension."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rectgrad.kernels import native, portable
 from rectgrad.kernels.survivors import Carry, Survivors, carried, dense, survivors_of
+from rectgrad.windows import Region
 
 __all__ = [
     "Survivors",
@@ -21,6 +22,7 @@ __all__ = [
     "carries",
     "dense",
     "in_use",
+    "masks",
     "rectify",
     "replays",
     "scales",
@@ -77,6 +79,15 @@ def replays(inputs: Sequence[Tensor]) -> bool:
     return all(x.dtype in cuda.DTYPES for x in inputs)
 
 
+def masks(a: Tensor) -> bool:
+    """Whether the kernel for this activation can leave out a part of its maps."""
+    if not a.is_cuda or not _cuda():
+        return False
+    from rectgrad.kernels import cuda
+
+    return cuda.has_maps(a)
+
+
 def _native() -> native.Library | None:
     return native.load() if chosen() == "fast" else None
 
@@ -106,11 +117,13 @@ def rectify(
     rule: str,
     seen: list,
     carry: Carry | None,
+    within: Region | None = None,
 ) -> Tensor | None:
     """R where its score exceeds tau, the k-th smallest of each row or a constant; 0 elsewhere.
 
     `seen` gets a number that is not finite if an R is not. carry: how lists of what passed may travel instead
-    of the result. None where the plain rule is to be taken.
+    of the result. within: 0 outside of this region too, where the kernel `masks`. None where the plain rule
+    is to be taken.
     """
     if a.is_cpu:
         library = _native()
@@ -130,8 +143,8 @@ def rectify(
         seen.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
     if k is None:
         assert tau is not None
-        return cuda.rectify_constant(a, R, tau, rule, seen[-1])
-    return cuda.rectify(a, R, rows, k, rule, seen[-1])
+        return cuda.rectify_constant(a, R, tau, rule, seen[-1], within)
+    return cuda.rectify(a, R, rows, k, rule, seen[-1], within)
 
 
 def _counts(seen: object, a: Tensor) -> bool:

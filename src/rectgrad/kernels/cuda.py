@@ -6,17 +6,21 @@ call. What they have to know of a layer depends on shapes, strides and k alone a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import math
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from rectgrad.windows import Region
 
 # Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
 SMALL = 16384  # units: a row of at most so many is one program's work
@@ -42,28 +46,42 @@ def smallest(score: Tensor, k: int) -> Tensor:
     score = score.contiguous()
     tau = score.new_empty(score.shape[0])
     if tau.numel():
-        _select(score, score, tau.numel(), k, "PR3", tau, None)
+        _select(score, score, tau.numel(), k, "PR3", tau, None, None)
     return tau
 
 
-def rectify(a: Tensor, R: Tensor, rows: int, k: int, rule: str = "PR1", seen: Tensor | None = None) -> Tensor:
+def rectify(
+    a: Tensor,
+    R: Tensor,
+    rows: int,
+    k: int,
+    rule: str = "PR1",
+    seen: Tensor | None = None,
+    within: Region | None = None,
+) -> Tensor:
     """R where a unit's score exceeds tau, the k-th smallest score of its row, else 0; laid out like a.
 
     The rows are the samples along the first dimension; with rows = 1 all of a is one sample. `seen`, one
-    float32 number, becomes NaN where R is not finite.
+    float32 number, becomes NaN where R is not finite. within: 0 also outside of this region of a's maps,
+    which can be asked for where `has_maps`.
     """
-    return _select(a, R, rows, k, rule, None, seen) if a.numel() else R
+    return _select(a, R, rows, k, rule, None, seen, within) if a.numel() else R
 
 
 def rectify_constant(
-    a: Tensor, R: Tensor, tau: float, rule: str = "PR1", seen: Tensor | None = None
+    a: Tensor,
+    R: Tensor,
+    tau: float,
+    rule: str = "PR1",
+    seen: Tensor | None = None,
+    within: Region | None = None,
 ) -> Tensor:
     """R where a unit's score exceeds the given tau, else 0; laid out like a."""
     if not a.numel():
         return R
-    plan = _plan_constant(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rule)
+    plan = _plan_constant(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rule, within)
     if plan is None:
-        return rectify_constant(*_alike(a, R), tau, rule, seen)
+        return rectify_constant(*_alike(a, R), tau, rule, seen, within)
     out = _empty(a, R)
     _launch(plan, (a, R, out, _nowhere(a.device) if seen is None else seen), (float(tau),))
     return out
@@ -71,18 +89,11 @@ def rectify_constant(
 
 def scaled(weight: Tensor, variance: Tensor, factor: Tensor | None, eps: float) -> Tensor:
     """weight * factor / sqrt(variance + eps), one of each for every output channel, its first dimension."""
-    weight = weight if _channels_outermost(weight) else weight.contiguous()
+    weight = weight if _usual(weight) else weight.contiguous()  # those of an output channel lie together
     out = torch.empty_like(weight)
     plan = _plan_scaled(weight.numel(), weight.numel() // len(variance), factor is not None)
     _launch(plan, (weight, variance, variance if factor is None else factor, out), (float(eps),))
     return out
-
-
-def _channels_outermost(weight: Tensor) -> bool:
-    """Whether the weights of an output channel lie together, in whatever order."""
-    if weight.is_contiguous():
-        return True
-    return weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -91,12 +102,19 @@ def _plan_scaled(total: int, each: int, has_factor: bool) -> Plan:
 
 
 def _select(
-    a: Tensor, R: Tensor, rows: int, k: int, rule: str, tau: Tensor | None, seen: Tensor | None
+    a: Tensor,
+    R: Tensor,
+    rows: int,
+    k: int,
+    rule: str,
+    tau: Tensor | None,
+    seen: Tensor | None,
+    within: Region | None,
 ) -> Tensor:
     """Fills `tau` if it is given, else returns what the rule makes of R."""
-    plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None)
+    plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None, within)
     if plan is None:
-        return _select(*_alike(a, R), rows, k, rule, tau, seen)
+        return _select(*_alike(a, R), rows, k, rule, tau, seen, within)
     out = _empty(a, R) if tau is None else tau
     _launch(plan, (a, R, out, _nowhere(a.device) if seen is None else seen))
     return out
@@ -108,9 +126,17 @@ def _empty(a: Tensor, R: Tensor) -> Tensor:
 
 def _alike(a: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the rows one after the other, and R in the order of a."""
-    if not (a.is_contiguous() or (a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last))):
-        a = a.contiguous()
+    a = a if _usual(a) else a.contiguous()
     return a, _empty(a, R).copy_(R)
+
+
+def has_maps(a: Tensor) -> bool:
+    """Whether a window of an activation's maps can be asked for."""
+    return a.dim() == 4 and a.dtype in DTYPES and _usual(a)
+
+
+def _usual(a: Tensor) -> bool:
+    return a.is_contiguous() or (a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last))
 
 
 @functools.cache
@@ -119,17 +145,54 @@ def _nowhere(device: torch.device) -> Tensor:
     return torch.zeros(1, device=device)
 
 
+class Divisor(NamedTuple):
+    """at // n is (at * magic >> 32) >> shift, for at < 2**31 and n > 1: to divide would take longer."""
+
+    n: int
+    magic: int
+    shift: int
+
+
+def divisor(n: int) -> Divisor:
+    bits = (n - 1).bit_length()
+    return Divisor(n, (1 << (31 + bits)) // n + 1, bits - 1) if n > 1 else Divisor(n, 0, 0)
+
+
 class Runs(NamedTuple):
     """Where R keeps the units of a row, in the order in which a keeps them: runs of `inner` units that
-    begin `outer` apart. (A slice of the channels of a channels-last tensor is such.)
-
-    at // inner is (at * magic >> 32) >> shift, for at < 2**31: a division would take longer than the rest.
-    """
+    begin `outer` apart. (A slice of the channels of a channels-last tensor is such.)"""
 
     inner: int
     outer: int
     magic: int
     shift: int
+
+
+class Window(NamedTuple):
+    """A part of all maps: columns from `left` on and before `right`, lines from `top` on and before `bottom`;
+    and how a unit's number tells where it is: its channel, if it lies innermost, its column, its line."""
+
+    left: int
+    right: int
+    top: int
+    bottom: int
+    channels: Divisor
+    columns: Divisor
+    lines: Divisor
+
+    def numbers(self) -> tuple[int, ...]:
+        return (*self[:4], *self.channels, *self.columns, *self.lines)
+
+
+def _window(shape: torch.Size, strides: tuple[int, ...], within: Region | None) -> tuple[int, ...]:
+    """Of an activation that `has_maps`."""
+    if within is None:
+        return (0,) * 13
+    (top, bottom), (left, right) = within
+    _, channels, lines, columns = shape
+    planes = all(shape[i] == 1 or strides[i] == math.prod(shape[i + 1 :]) for i in (1, 2, 3))
+    by = divisor(1 if planes else channels), divisor(columns), divisor(lines)
+    return Window(left, right, top, bottom, *by).numbers()
 
 
 @dataclass(slots=True)
@@ -161,6 +224,7 @@ def _plan(
     k: int,
     rule: str,
     rectifies: bool,
+    within: Region | None,
 ) -> Plan | None:
     """None where a or R must be laid out anew first."""
     d = _units(shape, dtype, dtype_R, rows)
@@ -170,8 +234,8 @@ def _plan(
     if layout is None:
         return None
     stride_R, runs, align = layout
-    numbers = (stride_R, *(runs or Runs(1, 0, 0, 0)))
-    constants = (RULES[rule], rectifies, runs is not None, align)
+    numbers = (stride_R, *(runs or Runs(1, 0, 0, 0)), *_window(shape, strides, within))
+    constants = (RULES[rule], rectifies, runs is not None, align, within is not None)
     if d <= SMALL:
         chunk = max(1024, 1 << (d - 1).bit_length())
         options = {"num_warps": max(4, chunk // 1024)}
@@ -200,6 +264,7 @@ def _plan_constant(
     dtype: torch.dtype,
     dtype_R: torch.dtype,
     rule: str,
+    within: Region | None,
 ) -> Plan | None:
     rows = 1 if math.prod(shape) < 2**30 else shape[0]
     d = _units(shape, dtype, dtype_R, rows)
@@ -208,8 +273,8 @@ def _plan_constant(
         return None
     stride_R, runs, align = layout
     chunks = -(-d // CHUNK)
-    numbers = (d, chunks, stride_R, *(runs or Runs(1, 0, 0, 0)))
-    constants = (RULES[rule], runs is not None, align, CHUNK)
+    numbers = (d, chunks, stride_R, *(runs or Runs(1, 0, 0, 0)), *_window(shape, strides, within))
+    constants = (RULES[rule], runs is not None, align, within is not None, CHUNK)
     return Plan("rectify_rows", rows * chunks, numbers, constants, {"num_warps": WARPS})
 
 
@@ -275,9 +340,8 @@ def _layout(
     (inner, _), (times, outer) = runs[0], runs[1]
     if len(runs) > 2 or inner < 2 or times * outer >= 2**31:
         return None
-    bits = (inner - 1).bit_length()
-    magic = (1 << (31 + bits)) // inner + 1
-    return stride_R, Runs(inner, outer, magic, bits - 1), _align(dense, stride_R, inner, outer)
+    _, magic, shift = divisor(inner)
+    return stride_R, Runs(inner, outer, magic, shift), _align(dense, stride_R, inner, outer)
 
 
 def _align(*numbers: int) -> int:
@@ -343,15 +407,34 @@ class Scratch:
 _scratches: dict[tuple[torch.device, int], Scratch] = {}
 
 
+class _OfGraph(threading.local):
+    scratch: Scratch | None = None
+
+
+_of_graph = _OfGraph()
+
+
+@contextlib.contextmanager
+def one_scratch() -> Iterator[None]:
+    """All kernels launched in here, into one graph, share what they use."""
+    _of_graph.scratch = Scratch(torch.empty(0), deque())
+    try:
+        yield
+    finally:
+        _of_graph.scratch = None
+
+
 def _scratch(plan: Plan, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
     """Places for the candidates, and zeros to count in.
 
     Kernels of one stream run in order, so they can share the places, and zeros can be made for many calls at
     once. A captured graph may be replayed on any stream: it has its own.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return _places(plan, device), torch.zeros(plan.words, dtype=torch.int32, device=device)
-    scratch = _scratches.get((device, stream))
+    scratch = _of_graph.scratch
+    if scratch is None:
+        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return _places(plan, device), torch.zeros(plan.words, dtype=torch.int32, device=device)
+        scratch = _scratches.get((device, stream))
     if scratch is None:
         scratch = _scratches[device, stream] = Scratch(_places(plan, device), deque())
     candidates = scratch.candidates

@@ -32,7 +32,8 @@ NOT_YET = tl.constexpr(0x7FC00001)  # the bits of a NaN, which is never posted: 
 # A kernel is compiled once for all values of these.
 NUMBERS = (
     "seen rows d k parts chunks capacity rank width together stride_R inner outer magic shift tau "
-    "eps each factor".split()
+    "left right top bottom channels channels_magic channels_shift columns columns_magic columns_shift "
+    "lines lines_magic lines_shift eps each factor".split()
 )
 
 # One argument a line would hide the code between the signatures.
@@ -80,10 +81,16 @@ def _wait(word):
 
 
 @triton.jit
+def _divided(at, magic, shift):
+    """at // n. See `Divisor` in cuda.py."""
+    return (tl.umulhi(at.to(tl.uint32), magic.to(tl.uint32)) >> shift).to(tl.int32)
+
+
+@triton.jit
 def _place(at, runs, ALIGN: tl.constexpr):
     """Where R keeps the unit `at`; ALIGN neighbours lie together. See `Runs` in cuda.py."""
     inner, outer, magic, shift = runs
-    run = (tl.umulhi(at.to(tl.uint32), magic.to(tl.uint32)) >> shift).to(tl.int32)
+    run = _divided(at, magic, shift)
     at = run * outer + (at - run * inner)
     if ALIGN > 1 and len(at.shape) == 1:
         at = tl.max_contiguous(tl.multiple_of(at, ALIGN), ALIGN)
@@ -125,9 +132,24 @@ def _read(
 
 
 @triton.jit
-def _write(out, at, valid, R, s, tau, seen):
-    """R where s exceeds tau, else 0. `seen` becomes NaN where R is not finite: only then is R * 0 not 0."""
-    tl.store(out + at, tl.where(s > tau, R, 0.0), mask=valid)
+def _within(unit, window):
+    """Whether a unit of maps lies within a window of them. See `Window` in cuda.py."""
+    left, right, top, bottom, channels, columns, lines = window
+    at = tl.where(channels[0] > 1, _divided(unit, channels[1], channels[2]), unit)
+    line = tl.where(columns[0] > 1, _divided(at, columns[1], columns[2]), at)
+    column = at - line * columns[0]
+    line -= tl.where(lines[0] > 1, _divided(line, lines[1], lines[2]), line) * lines[0]
+    return (column >= left) & (column < right) & (line >= top) & (line < bottom)
+
+
+@triton.jit
+def _write(out, start, at, valid, R, s, tau, seen, window, WINDOW: tl.constexpr):
+    """R where s exceeds tau, within the window if there is one, else 0. `seen` becomes NaN where R is not
+    finite: only then is R * 0 not 0."""
+    passes = s > tau
+    if WINDOW:
+        passes &= _within(start + at, window)
+    tl.store(out + start + at, tl.where(passes, R, 0.0), mask=valid)
     trace = tl.sum(R.to(tl.float32) * 0.0)
     if trace != trace:
         tl.store(seen, trace)
@@ -349,8 +371,12 @@ def select_rows(
     rows: tl.int32, d: tl.int32, k: tl.int32, parts: tl.int32, chunks: tl.int32, capacity: tl.int32,
     rank: tl.int32, width: tl.int32, together: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
+    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
+    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
+    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
+    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
     RULE: tl.constexpr, RECTIFY: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr,
-    CHUNK: tl.constexpr, SAMPLE: tl.constexpr, BESIDE: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SAMPLE: tl.constexpr, BESIDE: tl.constexpr,
 ):
     """One job of rows * (1 + parts), which find tau, or of rows * chunks more, which rectify."""
     ticket = tl.atomic_add(words, 1, sem="relaxed")
@@ -376,7 +402,12 @@ def select_rows(
         R += row * (stride_R // ALIGN * ALIGN)
         s, r = _read(a + row * d, R, start, at, d, runs, RULE, SLICED, ALIGN, True, True)
         tau, _ = _wait(words + row * WORDS + TAU)
-        _write(out + row * d + start, at, at < d - start, r, s, tau, seen)
+        window = (
+            left, right, top, bottom,
+            (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
+            (lines, lines_magic, lines_shift),
+        )
+        _write(out + row * d, start, at, at < d - start, r, s, tau, seen, window, WINDOW)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -384,8 +415,12 @@ def select_small_rows(
     a, R, out, seen,
     d: tl.int32, k: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
+    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
+    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
+    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
+    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
     RULE: tl.constexpr, RECTIFY: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr,
-    CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr,
 ):
     """A row that fits into one program's registers."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, CHUNK)
@@ -394,7 +429,12 @@ def select_small_rows(
     s, r = _read(a + row * d, R, 0, at, d, (inner, outer, magic, shift), RULE, SLICED, ALIGN, RECTIFY, True)
     tau = _kth(s, k, -_infinity(), _largest(s, _infinity()))
     if RECTIFY:
-        _write(out + row * d, at, at < d, r, s, tau, seen)
+        window = (
+            left, right, top, bottom,
+            (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
+            (lines, lines_magic, lines_shift),
+        )
+        _write(out + row * d, 0, at, at < d, r, s, tau, seen, window, WINDOW)
     else:
         tl.store(out + row, tau)
 
@@ -404,7 +444,12 @@ def rectify_rows(
     a, R, out, seen,
     tau: tl.float32, d: tl.int32, chunks: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
-    RULE: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr,
+    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
+    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
+    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
+    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
+    RULE: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """The rule with a constant tau."""
     row, start = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks * CHUNK
@@ -412,7 +457,12 @@ def rectify_rows(
     d = d // ALIGN * ALIGN
     R += row * (stride_R // ALIGN * ALIGN)
     s, r = _read(a + row * d, R, start, at, d, (inner, outer, magic, shift), RULE, SLICED, ALIGN, True, True)
-    _write(out + row * d + start, at, at < d - start, r, s, tau, seen)
+    window = (
+        left, right, top, bottom,
+        (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
+        (lines, lines_magic, lines_shift),
+    )
+    _write(out + row * d, start, at, at < d - start, r, s, tau, seen, window, WINDOW)
 
 
 @triton.jit(do_not_specialize=NUMBERS)

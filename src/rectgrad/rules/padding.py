@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from rectgrad.op import Op, Rule
-from rectgrad.steps import Conv, Region
-from rectgrad.windows import clear_of_padding, per_dim
+from rectgrad.steps import Conv
+from rectgrad.windows import Region, clear_of_padding, per_dim
 
 
 def masked_padding() -> Rule:

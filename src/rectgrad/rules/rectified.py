@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rectgrad import kernels, ops
 from rectgrad.op import Op, Rule, wide
+from rectgrad.rules.padding import passing_region
 from rectgrad.threshold import percentile, rank
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -63,8 +64,15 @@ def rectified(
         if eps or interpolation != "nearest" or not R.numel():
             return None
         k = None if tau is not None else rank(R.numel() // op.batch, q)
-        carry = op.facts.get("carry")
-        return kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.current.sums, carry)
+        carry, seen, padded = op.facts.get("carry"), op.current.sums, op.facts.get("padded")
+        if padded is None or not kernels.masks(op.output):
+            return kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), seen, carry)
+        # The padding trick of the convolution before, in the same launch.
+        within = passing_region(padded)
+        result = kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), seen, carry, within)
+        if result is not None:
+            padded.facts["region"] = None
+        return result
 
     rectified.looks = True  # type: ignore[attr-defined]
     return _of_output(rectified)
