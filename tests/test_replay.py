@@ -28,7 +28,7 @@ NOT_REPLAYED = frozenset(
 )
 
 
-def run_again(way_back, device):
+def run_again(way_back, device, pool):
     """As a graph does it: the same steps on the same places, and the results where they were."""
     found = way_back()
     found = replay.Found([None if R is None else R.clone() for R in found.arrived], found.seen.clone())
@@ -64,6 +64,7 @@ def passes(monkeypatch):
         monkeypatch.setattr(replay, "most", lambda device: 1 << 30)
         monkeypatch.setattr(Op, "release", lambda op: None)  # a graph needs none of it; to run again does
     monkeypatch.setattr(replay, "_known", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(replay, "_rooms", {})
     return kinds
 
 
@@ -294,7 +295,7 @@ def test_a_pass_is_not_noted_for_ever(passes):
 
 def test_replays_go_with_their_model(passes, monkeypatch):
     if not CUDA:  # a graph holds none of what it was captured from
-        monkeypatch.setattr(replay, "captured", lambda way_back, device: (int, way_back(), 0))
+        monkeypatch.setattr(replay, "captured", lambda way_back, *_: (int, way_back(), 0))
     model, x = net()
     asked(model, x)
     (known,) = (known for questions in replay._known.values() for known in questions.values())
@@ -304,23 +305,57 @@ def test_replays_go_with_their_model(passes, monkeypatch):
     assert [ref() for ref in gone] == [None, None]
 
 
-def test_memory_has_a_limit(passes, monkeypatch):
-    models = [net()[0] for _ in range(3)]
-    x = net()[1]
-    asked(models[0], x)
-    (known,) = (known for questions in replay._known.values() for known in questions.values())
-    size = known.replay.bytes
-    assert size > 0
-    monkeypatch.setattr(replay, "most", lambda device: int(2.5 * size))
-    for model in models[1:]:
+def held():
+    every = (known for questions in replay._known.values() for known in questions.values())
+    return [known.replay for known in every if known.replay is not None]
+
+
+def test_replays_share_their_memory(passes):
+    models, x = [net()[0] for _ in range(3)], net()[1]
+    for model in models:
         asked(model, x)
     assert passes == THREE * 3
-    held = [k for questions in replay._known.values() for k in questions.values() if k.replay is not None]
-    assert len(held) == 2
-    monkeypatch.setattr(replay, "most", lambda device: size // 2)
+    assert len({id(replay.memory) for replay in held()}) == 1
+    assert len({replay.places[0].data_ptr() for replay in held()}) == 1
     del passes[:]
-    asked(net()[0], x)
-    assert "Followed" not in passes
+    expected = [afresh(model, x * 2, target=1, q=70.0) for model in models]
+    for model in models:
+        asked(model, x, 2)
+    del passes[:]
+    assert same(tuple(asked(model, x * 2, 1) for model in models), tuple(expected))
+    assert passes == ["Followed"] * 3
+
+
+def test_one_that_needs_more_memory(passes, monkeypatch):
+    monkeypatch.setattr(replay, "CHUNK", 1000)
+    model, x = net()
+    for part in (x[:1], x, x[:2], x[:1]):
+        asked(model, part)
+    assert passes == [*THREE * 3, "Followed", "Followed", "Followed"]
+    sizes = [len(replay.memory.chunks) for replay in held()]
+    assert len(set(sizes)) == 1
+    assert sizes[0] > 1
+    for part in (x[:1], x, x[:2]):
+        maps = rectgrad.attribute(model, part * 2, target=1, q=70.0)
+        assert same(maps, afresh(model, part * 2, target=1, q=70.0))
+        asked(model, part, 2)
+
+
+def test_memory_has_a_limit(passes, monkeypatch):
+    monkeypatch.setattr(replay, "most", lambda device: 10_000)
+    model, x = net()
+    asked(model, x)
+    assert held() == []
+    assert passes == ["Linked", "Noted", "Noted"]
+
+
+def test_an_error_about_the_class(passes):
+    model, x = net()
+    asked(model, x)
+    with pytest.raises(ValueError, match="out of range"):
+        rectgrad.attribute(model, x, target=99, q=70.0)
+    asked(model, x, 1)
+    assert passes[-1] == "Followed"
 
 
 def test_threads(passes):
@@ -374,3 +409,19 @@ def test_following_counts_its_calls():
     assert tape.finished()
     tape.failed = True
     assert not tape.finished()
+
+
+def test_when_memory_runs_out_replays_go_first(passes):
+    """And all samples are explained at once all the same."""
+    full = []
+
+    def step(net, x):
+        if full and held():
+            raise MemoryError("out of memory")
+        return x
+
+    model, x = net(step)
+    expected = asked(model, x)
+    full.append(True)
+    assert same(asked(model, x, 1), expected)
+    assert held() == []

@@ -145,6 +145,9 @@ class LinkedPass:
         """It could not be linked after all."""
         remember_as_unlinkable(model)
 
+    def end(self) -> None:
+        """After the answer, or an error."""
+
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]
 

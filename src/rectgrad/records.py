@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rectgrad import kernels, ops
+from rectgrad import kernels, ops, replay
 from rectgrad.catalog import as_method
 from rectgrad.diagnose import warn
 from rectgrad.memory import out_of_memory
@@ -256,7 +256,10 @@ def _part_or_none(subject: Subject, method: Method, start: int, size: int) -> Ma
     try:
         return _part(subject, method, start, size)
     except Exception as error:
-        if not out_of_memory(error) or min(size, subject.n - start) == 1:
+        if not out_of_memory(error):
+            raise
+        released = replay.do_without()
+        if min(size, subject.n - start) == 1 and not released:
             raise
         if subject.region is not None and any(module.training for module in subject.region.modules):
             warn("samples see each other in training mode, so they are not cut; batch_size=N would do so")
@@ -265,7 +268,7 @@ def _part_or_none(subject: Subject, method: Method, start: int, size: int) -> Ma
         subject.region.restore()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return None
+    return _part_or_none(subject, method, start, size) if released else None
 
 
 def _part(subject: Subject, method: Method, start: int, size: int) -> Maps:

@@ -8,6 +8,7 @@ kept. To launch them one by one takes the host longer than the device takes to r
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from rectgrad.subject import Subject
 
 SHARE = 20  # all replays together hold at most one part in so many of a device's memory
-AT_ONCE = 16  # tensors that are copied by one launch
+AT_ONCE, BYTES_AT_ONCE = 16, 1 << 28  # tensors that are copied by one launch, at most
+CHUNK = 1 << 26  # bytes of memory that are asked for at a time
 QUESTIONS = 64  # of one model, that are remembered
 USES = 16  # of a replay, that make up for another capture
+ALIGNED = 512  # bytes, as torch's own tensors on a GPU are
 
 
 class Found(NamedTuple):
@@ -41,18 +44,62 @@ class Found(NamedTuple):
     seen: Tensor
 
 
+class Memory:
+    """What the replays of a device share, as they run one at a time; it goes with the last of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.chunks = device, list[Tensor]()
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.of_graphs = 0  # bytes
+
+    @property
+    def size(self) -> int:
+        return self.of_graphs + sum(chunk.nbytes for chunk in self.chunks)
+
+    def places(self) -> Callable[[Tensor], Tensor]:
+        """A function that gives each tensor its place, which lies as it does; from the first chunk on."""
+        chunk = at = 0
+
+        def place(x: Tensor) -> Tensor:
+            nonlocal chunk, at
+            while chunk < len(self.chunks) and at + x.nbytes > self.chunks[chunk].nbytes:
+                chunk, at = chunk + 1, 0
+            if chunk == len(self.chunks):
+                size = max(x.nbytes, CHUNK)
+                self.chunks.append(torch.empty(size, dtype=torch.uint8, device=self.device))
+            part = self.chunks[chunk][at : at + x.nbytes].view(x.dtype)
+            at += -(-x.nbytes // ALIGNED) * ALIGNED
+            return part.as_strided(x.shape, x.stride())
+
+        return place
+
+
+class Room:
+    """One for each device: who uses its memory, and which stream did last."""
+
+    closed = False  # it is needed for something else
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.memory: Callable[[], Memory | None] = lambda: None
+        self.stream: Any = None
+
+
+_rooms: dict[torch.device, Room] = {}
+
+
 class Replay(NamedTuple):
     """A script and its way back."""
 
     calls: list[Call]
     root: int  # the number of the tensor that the way back begins at
     begins: Tensor  # what arrives there
+    memory: Memory
     places: list[Tensor]  # for what a pass keeps
     run: Callable[[], Any]
     found: Found  # where a run leaves it
     weights: list[Tensor]
     lying: list[int]  # where they lay
-    bytes: int
     mixes: bool | None
     trace: Trace
 
@@ -63,32 +110,18 @@ class Known:
     def __init__(self) -> None:
         self.replay: Replay | None = None
         self.made = self.used = 0
-        self.stream: Any = None  # that it was used on
-
-    def take(self) -> Replay | None:
-        """For one pass alone; whoever ends it well puts it back."""
-        replay, self.replay = self.replay, None
-        return replay
-
-    def put_back(self, replay: Replay) -> None:
-        self.replay = replay
-        self.used += 1
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Known]] = weakref.WeakKeyDictionary()
 
 
-def questions_of(subject: Subject, method: Method) -> tuple[dict[Any, Known], Any]:
+def _questions(subject: Subject, method: Method) -> tuple[dict[Any, Known], Any]:
     """What is known of a model by the questions that it was asked, and this question."""
     lie = tuple([(x.shape, x.stride(), x.dtype, x.device) for x in subject.inputs])
     try:
         return _known.setdefault(subject.model, {}), (method, lie, _climate())
     except TypeError:  # not everything that can be called can be remembered
         return {}, None
-
-
-def replayable(subject: Subject, method: Method) -> bool:
-    return method.steady and kernels.replays(subject.inputs)
 
 
 def _climate() -> tuple[Any, ...]:
@@ -106,59 +139,76 @@ def _climate() -> tuple[Any, ...]:
         return (*flags, cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision)
 
 
+def _replayable(subject: Subject, method: Method) -> bool:
+    return method.steady and kernels.replays(subject.inputs)
+
+
 def followed(subject: Subject, method: Method) -> FollowedPass | None:
     """The forward pass of a subject's model, where it does as noted."""
-    if not replayable(subject, method):
+    if not _replayable(subject, method):
         return None
-    questions, question = questions_of(subject, method)
+    questions, question = _questions(subject, method)
     known = questions.get(question)
-    if known is None or known.replay is None or not can_be_linked(subject):
+    replay = known.replay if known is not None else None
+    if known is None or replay is None or not can_be_linked(subject):
         return None
-    replay = known.take()
-    if replay is None:
+    room = _rooms[replay.begins.device]
+    if not room.lock.acquire(blocking=False):
         return None
     try:
-        return FollowedPass(subject, replay, known)
-    except Exception as error:  # another pass will meet it again, if it was not for the script
-        if out_of_memory(error):
+        return FollowedPass(subject, replay, known, room)
+    except BaseException as error:
+        room.lock.release()
+        if not isinstance(error, Exception) or out_of_memory(error):
             raise
+        known.replay = None  # another pass will meet the error again, if it was not for the script
     return None
 
 
 def noted(subject: Subject, method: Method) -> Known | None:
     """Where to leave a replay, if the coming pass should make one: the second time that a question is asked,
     and again where replays were of use."""
-    if not replayable(subject, method):
+    if not _replayable(subject, method):
         return None
-    questions, question = questions_of(subject, method)
+    questions, question = _questions(subject, method)
     known = questions.get(question)
     if known is None:
         if len(questions) >= QUESTIONS:
             questions.clear()
         questions[question] = Known()
         return None
-    if known.used < USES * (known.made - 1):
+    if known.replay is not None or known.used < USES * (known.made - 1):
         return None
     known.made += 1
     return known
 
 
-def release() -> bool:
-    """Give back the memory of all replays; whether there were any."""
-    held = [of for questions in list(_known.values()) for of in questions.values() if of.replay is not None]
-    for of in held:
-        of.replay = None
-    return bool(held)
+def release(device: torch.device | None = None) -> bool:
+    """Give back what replays hold, on a device or everywhere; whether there were any."""
+    found = False
+    for known in [known for questions in list(_known.values()) for known in list(questions.values())]:
+        replay = known.replay
+        if replay is not None and (device is None or replay.begins.device == device):
+            known.replay, known.made = None, max(known.made - 1, 0)
+            found = True
+    return found
+
+
+def do_without() -> bool:
+    """Memory ran out: give back what replays hold, and make no more; whether there were any."""
+    for room in _rooms.values():
+        room.closed = True
+    return release()
 
 
 class FollowedPass(LinkedPass):
     """As noted, and its way back is a replay."""
 
-    def __init__(self, subject: Subject, replay: Replay, known: Known) -> None:
-        self._replay, self._known = replay, known
+    def __init__(self, subject: Subject, replay: Replay, known: Known, room: Room) -> None:
+        self._replay, self._known, self._room = replay, known, room
         self._waiting: list[Tensor] = []
-        self._kept = 0
-        _in_order(known, replay.begins.device)
+        self._kept = self._bytes = 0
+        _in_order(room, replay.begins.device)
         before = _writes(replay.weights)
         super().__init__(subject, Following(replay.calls, self._save))
         self.tape.trace = replay.trace
@@ -168,14 +218,15 @@ class FollowedPass(LinkedPass):
 
     def _save(self, x: Tensor) -> None:
         self._waiting.append(x)
-        if len(self._waiting) == AT_ONCE:
+        self._bytes += x.nbytes
+        if len(self._waiting) == AT_ONCE or self._bytes > BYTES_AT_ONCE:
             self._copy()
 
     def _copy(self) -> None:
         """What waits, to its places: many at once, as each launch takes its time."""
         waiting = self._waiting
         places = self._replay.places[self._kept : self._kept + len(waiting)]
-        self._kept, self._waiting = self._kept + len(waiting), []
+        self._kept, self._waiting, self._bytes = self._kept + len(waiting), [], 0
         if [(x.shape, x.stride()) for x in waiting] != [(x.shape, x.stride()) for x in places]:
             raise Unlinked("other shapes than noted")
         if waiting:
@@ -202,20 +253,23 @@ class FollowedPass(LinkedPass):
             arrived, seen = replay.found
             self.sums = [seen.clone()]
             maps = self._maps([None if R is None else R.clone() for R in arrived])
-        self._known.put_back(replay)
+        self._known.used += 1
         return maps
 
     def give_up(self, model: Any) -> None:
-        """The replay was taken, and is not put back."""
+        self._known.replay = None
+
+    def end(self) -> None:
+        self._room.lock.release()
 
 
-def _in_order(known: Known, device: torch.device) -> None:
-    """A replay has one place for everything: one use after the other, also on another stream."""
+def _in_order(room: Room, device: torch.device) -> None:
+    """One use after the other, also where they are on different streams."""
     if device.type == "cuda":
         stream = torch.cuda.current_stream(device)
-        if known.stream is not None and known.stream != stream:
-            stream.wait_stream(known.stream)
-        known.stream = stream
+        if room.stream is not None and room.stream != stream:
+            stream.wait_stream(room.stream)
+        room.stream = stream
 
 
 def _lying(weights: list[Tensor]) -> list[int]:
@@ -237,19 +291,35 @@ class NotedPass(LinkedPass):
         self._known = known
 
     def _way_back(self) -> Arrived:
-        ops, begins = self.tape.ops, self._R
-        kept = [x for op in ops for x in op.held()]
-        if not self.tape.steady or not _can_be_placed(kept, begins.device):
+        device = self._R.device
+        room = _rooms.setdefault(device, Room())
+        possible = self.tape.steady and not room.closed and _can_be_placed(self.tape.ops, device)
+        if not possible or not room.lock.acquire(blocking=False):
             return super()._way_back()
-        places: list[Tensor] = []
-        for op in ops:
-            _place(op, places)
-        found = self._run_once(begins)
-        self._known.replay = self._captured(begins.clone(), places, found.arrived)
-        for op in ops:
+        try:
+            _in_order(room, device)
+            memory = room.memory() or Memory(device)
+            room.memory = weakref.ref(memory)
+            return self._captured(memory)
+        finally:
+            room.lock.release()
+
+    def _captured(self, memory: Memory) -> Arrived:
+        begins, places = self._R.clone(), list[Tensor]()
+        place = memory.places()
+
+        def moved(x: Tensor) -> Tensor:
+            places.append(place(x).copy_(x))
+            return places[-1]
+
+        for op in self.tape.ops:  # one after the other: there is no room for all of them twice
+            _move(op, moved)
+        first = self._run_once(begins)
+        self._known.replay = self._replay(begins, memory, places, first.arrived)
+        for op in self.tape.ops:
             op.release()
-        self.tape.current.sums = [found.seen]
-        return found.arrived
+        self.tape.current.sums = [first.seen]
+        return first.arrived
 
     def _run_once(self, begins: Tensor) -> Found:
         """The way back, and all that was recorded is there still."""
@@ -265,35 +335,28 @@ class NotedPass(LinkedPass):
         sums = [torch.as_tensor(s, device=begins.device).reshape(()) for s in current.sums]
         return Found(arrived, torch.stack(sums).sum() if sums else torch.zeros((), device=begins.device))
 
-    def _captured(self, begins: Tensor, places: list[Tensor], arrived: Arrived) -> Replay | None:
+    def _replay(
+        self, begins: Tensor, memory: Memory, places: list[Tensor], arrived: Arrived
+    ) -> Replay | None:
         """None where it takes too much memory, or asks the device something on its way."""
         calls, root = self.tape.script(self._root)
         weights = [weight for call in calls for weight in call.weights]
         try:
-            run, found, more = captured(lambda: self._run_once(begins), begins.device)
+            run, found, more = captured(lambda: self._run_once(begins), begins.device, memory.pool)
             run()
             alike = all(_alike(a, b) for a, b in zip(arrived, found.arrived, strict=True))
         except RuntimeError:
             return None
-        size = more + sum(x.nbytes for x in places)
-        if not alike or not _make_room(size, begins.device):
+        memory.of_graphs += more
+        if not alike or memory.size > most(begins.device):
             return None
-        return Replay(
-            calls,
-            root,
-            begins,
-            places,
-            run,
-            found,
-            weights,
-            _lying(weights),
-            size,
-            self.mixes,
-            self.tape.trace,
-        )
+        lying, trace = _lying(weights), self.tape.trace
+        return Replay(calls, root, begins, memory, places, run, found, weights, lying, self.mixes, trace)
 
 
-def captured(way_back: Callable[[], Found], device: torch.device) -> tuple[Callable[[], Any], Found, int]:
+def captured(
+    way_back: Callable[[], Found], device: torch.device, pool: Any
+) -> tuple[Callable[[], Any], Found, int]:
     """What does on the device again what `way_back` does, where that leaves its results, and its bytes."""
     from rectgrad.kernels.cuda import one_scratch
 
@@ -301,7 +364,7 @@ def captured(way_back: Callable[[], Found], device: torch.device) -> tuple[Calla
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             with one_scratch():
                 found = way_back()
@@ -310,41 +373,26 @@ def captured(way_back: Callable[[], Found], device: torch.device) -> tuple[Calla
     return graph.replay, found, max(torch.cuda.memory_reserved(device) - before, 0)
 
 
-def _can_be_placed(kept: list[Tensor], device: torch.device) -> bool:
-    """Whether there can be copies of all that lie as they do, and there is room for them."""
-    dense = all(
-        x.device == device and torch.empty_like(x, device="meta").stride() == x.stride() for x in kept
-    )
-    return dense and sum(x.nbytes for x in kept) <= most(device)
+def _can_be_placed(ops: list[Op], device: torch.device) -> bool:
+    """Whether there can be copies of all that is kept, that lie as it does, and there is room for them."""
+    size = 0
+    for x in (x for op in ops for x in op.held()):
+        if x.device != device or torch.empty_like(x, device="meta").stride() != x.stride():
+            return False
+        size += x.nbytes
+    return size <= most(device)
 
 
-def _place(op: Op, places: list[Tensor]) -> None:
-    """Let an op read copies from now on."""
-
-    def placed(x: Tensor) -> Tensor:
-        places.append(x.clone())
-        return places[-1]
-
-    op.inputs, op.needed = tuple(map(placed, op.inputs)), tuple(map(placed, op.needed))
-    op._output = placed(op._output) if op._output is not None else None
+def _move(op: Op, moved: Callable[[Tensor], Tensor]) -> None:
+    """Let an op read copies from now on, made in the order of `Op.held`."""
+    op.inputs, op.needed = tuple(map(moved, op.inputs)), tuple(map(moved, op.needed))
+    op._output = moved(op._output) if op._output is not None else None
     op.versions = ()
 
 
 def most(device: torch.device) -> int:
     """Bytes that all replays on a device may hold."""
     return torch.cuda.get_device_properties(device).total_memory // SHARE
-
-
-def _make_room(size: int, device: torch.device) -> bool:
-    """Those that were used least often go first."""
-    if size > most(device):
-        return False
-    held = [of for questions in list(_known.values()) for of in questions.values() if of.replay is not None]
-    for of in sorted(held, key=lambda of: of.used):
-        if size + sum(of.replay.bytes for of in held if of.replay is not None) <= most(device):
-            break
-        of.replay = None
-    return True
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:

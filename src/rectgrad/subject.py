@@ -149,6 +149,8 @@ class Subject:
                         return self._answered(method, passed)
                     except Unlinked:
                         passed.give_up(self.model)
+                    finally:
+                        passed.end()
                 del passed
             return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rectgrad.bench.plan import Plan
+from rectgrad.replay import release
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CHILD = "import sys; from rectgrad.bench.memory import child; child(*sys.argv[1:])"
@@ -45,11 +46,14 @@ def peak(run: Callable[[], Any], plan: Plan, model: str, name: str) -> Peak | No
 
 
 def allocated(run: Callable[[], Any], device: str) -> Peak:
+    """The most in three calls: what the first ones keep for the next ones counts, and only here."""
+    release()
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run()
+    for _ in range(3):
+        run()
     torch.cuda.synchronize(device)
     return Peak(before, torch.cuda.max_memory_allocated(device))
 
