@@ -28,7 +28,7 @@ NOT_REPLAYED = frozenset(
 )
 
 
-def run_again(way_back, device, pool):
+def run_again(way_back, memory):
     """As a graph does it: the same steps on the same places, and the results where they were."""
     found = way_back()
     found = replay.Found([None if R is None else R.clone() for R in found.arrived], found.seen.clone())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SHARE = 20  # all replays together hold at most one part in so many of a device's memory
 AT_ONCE, BYTES_AT_ONCE = 16, 1 << 28  # tensors that are copied by one launch, at most
+BYTES_OF_AN_OP = 1 << 25  # kept, on average: on an H200 they are copied in some 20 us
 CHUNK = 1 << 26  # bytes of memory that are asked for at a time
 QUESTIONS = 64  # of one model, that are remembered
 USES = 16  # of a replay, that make up for another capture
@@ -47,8 +48,8 @@ class Found(NamedTuple):
 class Memory:
     """What the replays of a device share, as they run one at a time; it goes with the last of them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.chunks = device, list[Tensor]()
+    def __init__(self, device: torch.device, stream: Any) -> None:
+        self.device, self.stream, self.chunks = device, stream, list[Tensor]()
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.of_graphs = 0  # bytes
 
@@ -75,17 +76,27 @@ class Memory:
 
 
 class Room:
-    """One for each device: who uses its memory, and which stream did last."""
+    """One for each device: who uses its memory, which stream did last, and which one captures."""
 
     closed = False  # it is needed for something else
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.lock = threading.Lock()
         self.memory: Callable[[], Memory | None] = lambda: None
         self.stream: Any = None
+        # Torch keeps memory for each stream apart, and workspaces for as long as the process lives.
+        self.captures = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.cuda.stream(self.captures):
+            torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)
 
 
 _rooms: dict[torch.device, Room] = {}
+
+
+def _room(device: torch.device) -> Room:
+    if device not in _rooms:
+        _rooms[device] = Room(device)
+    return _rooms[device]
 
 
 class Replay(NamedTuple):
@@ -189,8 +200,7 @@ def release(device: torch.device | None = None) -> bool:
     for known in [known for questions in list(_known.values()) for known in list(questions.values())]:
         replay = known.replay
         if replay is not None and (device is None or replay.begins.device == device):
-            known.replay, known.made = None, max(known.made - 1, 0)
-            found = True
+            known.replay, found = None, True
     return found
 
 
@@ -292,13 +302,13 @@ class NotedPass(LinkedPass):
 
     def _way_back(self) -> Arrived:
         device = self._R.device
-        room = _rooms.setdefault(device, Room())
-        possible = self.tape.steady and not room.closed and _can_be_placed(self.tape.ops, device)
+        room = _room(device)
+        possible = self.tape.steady and not room.closed and _worth_it(self.tape.ops, device)
         if not possible or not room.lock.acquire(blocking=False):
             return super()._way_back()
         try:
             _in_order(room, device)
-            memory = room.memory() or Memory(device)
+            memory = room.memory() or Memory(device, room.captures)
             room.memory = weakref.ref(memory)
             return self._captured(memory)
         finally:
@@ -342,45 +352,48 @@ class NotedPass(LinkedPass):
         calls, root = self.tape.script(self._root)
         weights = [weight for call in calls for weight in call.weights]
         try:
-            run, found, more = captured(lambda: self._run_once(begins), begins.device, memory.pool)
+            run, found, more = captured(lambda: self._run_once(begins), memory)
             run()
             alike = all(_alike(a, b) for a, b in zip(arrived, found.arrived, strict=True))
         except RuntimeError:
             return None
         memory.of_graphs += more
+        if memory.size > most(begins.device) and release(begins.device):
+            self._known.made -= 1  # the others go, and it is tried again without them
+            return None
         if not alike or memory.size > most(begins.device):
             return None
         lying, trace = _lying(weights), self.tape.trace
         return Replay(calls, root, begins, memory, places, run, found, weights, lying, self.mixes, trace)
 
 
-def captured(
-    way_back: Callable[[], Found], device: torch.device, pool: Any
-) -> tuple[Callable[[], Any], Found, int]:
-    """What does on the device again what `way_back` does, where that leaves its results, and its bytes."""
+def captured(way_back: Callable[[], Found], memory: Memory) -> tuple[Callable[[], Any], Found, int]:
+    """What does on the device again what `way_back` does, where that leaves its results, and the bytes that
+    it took."""
     from rectgrad.kernels.cuda import one_scratch
 
-    before = torch.cuda.memory_reserved(device)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    before = torch.cuda.memory_reserved(memory.device)
+    graph = torch.cuda.CUDAGraph()
+    memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
+    with torch.cuda.stream(memory.stream):
+        graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
         try:
             with one_scratch():
                 found = way_back()
         finally:
             graph.capture_end()
-    return graph.replay, found, max(torch.cuda.memory_reserved(device) - before, 0)
+    return graph.replay, found, max(torch.cuda.memory_reserved(memory.device) - before, 0)
 
 
-def _can_be_placed(ops: list[Op], device: torch.device) -> bool:
-    """Whether there can be copies of all that is kept, that lie as it does, and there is room for them."""
+def _worth_it(ops: list[Op], device: torch.device) -> bool:
+    """Whether there can be copies of all that is kept, that lie as it does, and to make them takes less time
+    than to launch the ops."""
     size = 0
     for x in (x for op in ops for x in op.held()):
         if x.device != device or torch.empty_like(x, device="meta").stride() != x.stride():
             return False
         size += x.nbytes
-    return size <= most(device)
+    return size <= most(device) and size <= BYTES_OF_AN_OP * len(ops)
 
 
 def _move(op: Op, moved: Callable[[Tensor], Tensor]) -> None:

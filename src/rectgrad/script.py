@@ -210,8 +210,10 @@ class Following(LinkedTape):
     def _unlike(self, call: Call | None, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call that is not one function of one tensor."""
         way, spec = way_of(func)
-        if way is asked or way is inside:
-            return way(self, spec, func, args, kwargs)
+        if way is asked:
+            return func(*args, **kwargs)
+        if way is inside:
+            return inside(self, spec, func, args, kwargs)
         self.failed = True  # unless all goes well
         if call is None or call.func is not func or not undisturbed():
             raise Unlinked("another call than noted")
