@@ -68,11 +68,12 @@ static void read_sample(void *context, int64_t n) {
     }
     u->start[0] = 0;
     int64_t base = 0;
+    const double line = 1.0 / (double)c->out_width; /* exact for the whole numbers below 2^31, and no division */
     const int32_t *position = j->s->position[n];
     const float *value = j->s->value[n];
     for (int64_t i = 0; i < count; i++) {
         while (position[i] - base >= plane) base += plane, u->start[++channel] = (int32_t)kept;
-        int32_t at = position[i] - (int32_t)base, y = at / (int32_t)c->out_width;
+        int32_t at = position[i] - (int32_t)base, y = (int32_t)(((double)at + 0.5) * line);
         int32_t x = at - y * (int32_t)c->out_width;
         if (y < c->first_y || y >= c->last_y || x < c->first_x || x >= c->last_x) continue;
         u->units[kept++] = (unit){y, x, j->scale ? value[i] * j->scale[channel] : value[i]};

@@ -7,10 +7,11 @@
 #endif
 
 #define MOST_THREADS 256
+#define SHARES 16 /* of the tasks, that a thread may take */
 
 typedef struct {
     atomic_llong next;
-    int64_t tasks;
+    int64_t tasks, together; /* small tasks are handed out several at a time: to ask for one takes its time too */
     void (*work)(void *, int64_t);
     void *context;
 } queue;
@@ -21,7 +22,8 @@ void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsig
 
 static void drain(void *data) {
     queue *q = data;
-    for (int64_t i; (i = atomic_fetch_add(&q->next, 1)) < q->tasks;) q->work(q->context, i);
+    for (int64_t i; (i = atomic_fetch_add(&q->next, q->together)) < q->tasks;)
+        for (int64_t end = i + q->together; i < end && i < q->tasks; i++) q->work(q->context, i);
 }
 
 #ifndef _WIN32
@@ -42,9 +44,10 @@ static void own_threads(queue *q, int threads) { (void)threads, drain(q); }
 #endif
 
 void parallel(int64_t tasks, int threads, void (*work)(void *, int64_t), void *context) {
-    queue q = {.tasks = tasks, .work = work, .context = context};
     if (threads > tasks) threads = (int)tasks;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
+    queue q = {.tasks = tasks, .together = 1, .work = work, .context = context};
+    if (threads > 0 && tasks > SHARES * threads) q.together = tasks / (SHARES * threads);
     if (threads <= 1)
         drain(&q);
     else if (pool)

@@ -11,12 +11,13 @@
 #endif
 
 #define SAMPLE 2048
-#define CHUNK 65536 /* units of one task */
+#define CHUNK 65536 /* units of one task, at most */
+#define LEAST 8192
 #define SLACK 16    /* a vector's worth that a store may write beyond the last candidate */
 
 typedef struct {
     const scores *s;
-    int64_t rank, chunks, room; /* tasks a row; places for the candidates of one */
+    int64_t rank, chunk, chunks, room; /* units of a task, tasks a row, places for the candidates of one */
     float constant, *bound;
     int32_t *position; /* of the candidates, `room` places for each task */
     float *score;
@@ -60,6 +61,60 @@ static float largest(const float *x, int64_t n, int64_t rank, uint32_t *keys) {
         n = kept;
     }
     return unordered(keys[0]);
+}
+
+/* How many of n numbers exceed the pivot. */
+static int64_t above(const float *x, int64_t n, float pivot) {
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += x[i] > pivot;
+    return count;
+}
+
+/* Those that exceed the pivot, or that it exceeds, to the front: their number. */
+static int64_t one_part(float *x, int64_t n, float pivot, int larger) {
+    int64_t kept = 0, i = 0;
+#if defined(__AVX512F__)
+    const __m512 at = _mm512_set1_ps(pivot);
+    for (; i + 16 <= n; i += 16) {
+        __m512 v = _mm512_loadu_ps(x + i);
+        __mmask16 k = larger ? _mm512_cmp_ps_mask(v, at, _CMP_GT_OQ) : _mm512_cmp_ps_mask(v, at, _CMP_LT_OQ);
+        _mm512_storeu_ps(x + kept, _mm512_maskz_compress_ps(k, v)); /* not beyond what was read */
+        kept += __builtin_popcount(k);
+    }
+#endif
+    for (; i < n; i++) {
+        float v = x[i];
+        x[kept] = v;
+        kept += larger ? v > pivot : v < pivot;
+    }
+    return kept;
+}
+
+#define FEW 512
+#define GUESSES 32
+
+/* As `largest`, of numbers that are not NaN; x is used up. A few of them, in order, give a pivot near the rank,
+   so that little is left on its side. Where that does not help, digit by digit. */
+static float selected(float *x, int64_t n, int64_t rank, uint32_t *keys) {
+    for (int tries = 0; n > FEW && tries < 24; tries++) {
+        float guess[GUESSES];
+        for (int i = 0; i < GUESSES; i++) { /* an insertion sort, the largest first */
+            float v = x[(2 * i + 1) * n / (2 * GUESSES)];
+            int j = i;
+            for (; j > 0 && guess[j - 1] < v; j--) guess[j] = guess[j - 1];
+            guess[j] = v;
+        }
+        float pivot = guess[rank * GUESSES / n];
+        int64_t larger = above(x, n, pivot);
+        if (rank < larger) {
+            n = one_part(x, n, pivot, 1);
+            continue;
+        }
+        int64_t smaller = one_part(x, n, pivot, 0);
+        if (rank < n - smaller) return pivot;
+        rank -= n - smaller, n = smaller;
+    }
+    return largest(x, n, rank, keys);
 }
 
 /* Scores of units [0, n) that are at least `bound` (above it where strict): their number. */
@@ -182,8 +237,8 @@ static void sample_row(void *context, int64_t row) {
 static void collect_chunk(void *context, int64_t task) {
     selection *c = context;
     const scores *s = c->s;
-    int64_t row = task / c->chunks, start = task % c->chunks * CHUNK;
-    int64_t n = s->units - start < CHUNK ? s->units - start : CHUNK;
+    int64_t row = task / c->chunks, start = task % c->chunks * c->chunk;
+    int64_t n = s->units - start < c->chunk ? s->units - start : c->chunk;
     int64_t at = task * c->room;
     int constant = c->rank < 0;
     float bound = constant ? c->constant : c->bound[row];
@@ -220,11 +275,41 @@ static int64_t one_side(const scores *s, int64_t row, int negative, int32_t *pos
     return n;
 }
 
-static int64_t zeros(const scores *s, int64_t row) {
+/* How many scores of a row are zero; or a number above `enough`, where they are more. */
+static int64_t zeros(const scores *s, int64_t row, int64_t enough) {
     const float *a = a_of(s, row), *r = r_of(s, row);
     int64_t n = 0;
-    for (int64_t i = 0; i < s->units; i++) n += score_of(s->rule, a[i], r[i]) == 0;
+    for (int64_t i = 0; i < s->units && n <= enough;) {
+        int64_t end = s->units - i < 4096 ? s->units : i + 4096;
+        int32_t here = 0;
+        for (; i < end; i++) here += score_of(s->rule, a[i], r[i]) == 0;
+        n += here;
+    }
     return n;
+}
+
+/* Of n units those whose score exceeds tau, to the front, with their R instead of the score: their number. */
+static int64_t keep_above(float tau, const float *r, int64_t n, int32_t *position, float *score) {
+    int64_t kept = 0, i = 0;
+#if defined(__AVX512F__)
+    const __m512 least = _mm512_set1_ps(tau);
+    for (; i + 16 <= n; i += 16) {
+        __mmask16 k = _mm512_cmp_ps_mask(_mm512_loadu_ps(score + i), least, _CMP_GT_OQ);
+        __m512i at = _mm512_maskz_compress_epi32(k, _mm512_loadu_si512(position + i));
+        int count = __builtin_popcount(k);
+        __m512 R = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), (__mmask16)((1u << count) - 1), at, r, 4);
+        _mm512_storeu_si512(position + kept, at);
+        _mm512_storeu_ps(score + kept, R);
+        kept += count;
+    }
+#endif
+    for (; i < n; i++) {
+        int32_t at = position[i];
+        int passes = score[i] > tau;
+        position[kept] = at, score[kept] = r[at];
+        kept += passes;
+    }
+    return kept;
 }
 
 /* tau of a row and what exceeds it. */
@@ -236,7 +321,7 @@ static void finish_row(void *context, int64_t row) {
     int again = rank >= 0 && n <= rank && c->bound[row] > 0;
     int64_t room = again ? s->units : n;
     int32_t *position = malloc((room + 1) * 4);
-    float *score = malloc((room + 1) * 4), tau = c->constant;
+    float *score = malloc((room + 1) * 4), *copy = 0, tau = c->constant;
     uint32_t *keys = 0;
     if (!position || !score) goto failed;
     if (again)
@@ -245,10 +330,12 @@ static void finish_row(void *context, int64_t row) {
         gather(c, row, position, score);
     int dense = 0;
     if (rank >= 0 && n > rank) {
-        if (!(keys = malloc((n + 1) * 4))) goto failed;
-        tau = largest(score, n, rank, keys);
+        keys = malloc((n + 1) * 4), copy = malloc((n + 1) * 4);
+        if (!keys || !copy) goto failed;
+        memcpy(copy, score, n * 4);
+        tau = selected(copy, n, rank, keys);
     } else if (rank >= 0) { /* n positive scores do not reach down to tau */
-        int64_t rest = rank - n - zeros(s, row);
+        int64_t rest = rank - n - zeros(s, row, rank - n);
         tau = 0;
         if (rest >= 0) {
             free(position), free(score);
@@ -257,14 +344,11 @@ static void finish_row(void *context, int64_t row) {
             if (!position || !score || !keys) goto failed;
             n = one_side(s, row, 1, position, score);
             /* NaNs count nowhere: with some the rank may lie beyond, and an error follows anyway. */
-            tau = n ? largest(score, n, rest < n ? rest : n - 1, keys) : 0;
+            tau = n ? selected(score, n, rest < n ? rest : n - 1, keys) : 0;
             dense = 1;
         }
     }
-    int64_t passed = 0;
-    const float *r = r_of(s, row);
-    for (int64_t i = 0; i < n && !dense; i++)
-        if (score[i] > tau) position[passed] = position[i], score[passed++] = r[position[i]];
+    int64_t passed = dense ? 0 : keep_above(tau, r_of(s, row), n, position, score);
     out->tau[row] = tau;
     out->count[row] = passed;
     if (dense || (double)passed > c->densest * (double)s->units) {
@@ -274,10 +358,10 @@ static void finish_row(void *context, int64_t row) {
         out->value[row] = realloc(score, (passed + 1) * 4), score = 0;
         if (!out->position[row] || !out->value[row]) goto failed;
     }
-    free(position), free(score), free(keys);
+    free(position), free(score), free(copy), free(keys);
     return;
 failed:
-    free(position), free(score), free(keys);
+    free(position), free(score), free(copy), free(keys);
     c->failed = 1;
 }
 
@@ -306,13 +390,15 @@ void rg_free(survivors *s) {
 survivors *rg_select(const scores *s, int64_t rank, float tau, double densest, double *seen, int threads) {
     if (s->units >= INT32_MAX || s->units <= 0 || s->rows <= 0) return 0;
     selection c = {.s = s, .rank = rank, .constant = tau, .densest = densest};
-    c.chunks = (s->units + CHUNK - 1) / CHUNK;
+    int64_t share = (s->rows * s->units / (4 * (threads > 1 ? threads : 1)) + 15) / 16 * 16;
+    c.chunk = share < LEAST ? LEAST : share > CHUNK ? CHUNK : share; /* all threads have something to do */
+    c.chunks = (s->units + c.chunk - 1) / c.chunk;
     int64_t tasks = s->rows * c.chunks;
     c.result = empty_survivors(s->rows, s->units);
     c.bound = malloc(s->rows * sizeof *c.bound);
     c.found = calloc(tasks, sizeof *c.found);
     c.sums = calloc(tasks, sizeof *c.sums);
-    c.room = (s->units < CHUNK ? s->units : CHUNK) + SLACK;
+    c.room = (s->units < c.chunk ? s->units : c.chunk) + SLACK;
     c.position = malloc(tasks * c.room * 4); /* reserved; only what candidates fill is touched */
     c.score = malloc(tasks * c.room * 4);
     c.failed = !c.result || !c.bound || !c.found || !c.sums || !c.position || !c.score;
