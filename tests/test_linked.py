@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import linked_pass, steps, subject
+from rectgrad import chains, linked_pass, steps, subject
 from rectgrad.direct import DIRECT
 from rectgrad.linked import LinkedTape
 from rectgrad.quiet import quiet
@@ -296,7 +296,7 @@ def scaled(norm, weight):
 def folding(monkeypatch):
     """Batch norms in the weights, as on a GPU."""
     found = []
-    monkeypatch.setattr(steps, "_on_gpu", lambda *weights: found.append(weights) or True)
+    monkeypatch.setattr(chains, "_on_gpu", lambda *weights: found.append(weights) or True)
     monkeypatch.setattr(steps.Scale, "times", scaled)
     return found
 

@@ -169,11 +169,11 @@ def mark_gates(graph: Graph) -> None:
     for node, op in graph.ops.items():
         if op.family == "relu6":
             reading = graph.readers.get(node, [])
-            op.facts["gate"] = len(reading) == 1 and _sixth(reading[0], graph.ops.get(reading[0]))
+            op.facts["gate"] = len(reading) == 1 and divides_by_six(reading[0], graph.ops.get(reading[0]))
 
 
-def _sixth(node: Any, op: Op | None) -> bool:
-    """Whether a node divides by 6."""
+def divides_by_six(node: Any, op: Op | None) -> bool:
+    """Whether a node does, an op of ours or not."""
     if op is not None:
         name = {"div": "DivBackward", "mul": "MulBackward"}.get(op.family, "")
         factor = op.args[1] if name and len(op.args) > 1 and op.data_count == 1 else None

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rectgrad import graph, kernels, ops
+from rectgrad import chains, graph, kernels, ops
 from rectgrad import target as targets
 from rectgrad.linked import LinkedTape, Unlinked, check_intact, linkable
 from rectgrad.memory import out_of_memory
 from rectgrad.op import Op
 from rectgrad.passes import Maps, Observe, copied
 from rectgrad.preserve import Region
-from rectgrad.steps import fold_norms, mark_padded
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
@@ -122,24 +121,17 @@ class LinkedPass:
         )
 
     def _prepare(self, method: Method, root: Op) -> None:
-        carries, rules = self.tape.current.carries, self.tape.current.rules
+        linked, current = self.tape.ops, self.tape.current
         root.readers += 1  # the score is one
-        if not carries:
-            fold_norms(self.tape.ops)
-            if "conv" in rules:
-                mark_padded(self.tape.ops)
-        if (
-            not carries
-            and "last" not in method.facts
-            and not any(op.family == "relu6" for op in self.tape.ops)
-        ):
-            return  # to look at the graph takes time, and nobody would ask
-        below = graph.LinkedGraph(root)
-        graph.mark_gates(below)
+        chains.mark_gates(linked)
         if "last" in method.facts:
-            graph.mark_last(below)
-        if carries:
-            graph.mark_carrying(below)
+            graph.mark_last(graph.LinkedGraph(root))
+        if current.carries:
+            chains.mark_lists(linked)
+        else:
+            chains.fold_norms(linked)
+            if "conv" in current.rules:
+                chains.mark_padded(linked)
 
     def give_up(self, model: Any) -> None:
         """It could not be linked after all."""
@@ -158,15 +150,37 @@ def pass_on(op: Op) -> None:
     assert R is not None
     if op.versions:
         check_intact(op)
+    if "chain" in op.facts:
+        grad = _through(op, kernels.dense(R))
+        if grad is not None:
+            _arrives(op.facts["chain"][0].sources[0], grad)
+            return
     if op.step is not None or op.family in op.current.rules:
         grads = op.backward(R)
     else:
         grads = op.vjp(kernels.dense(R))
     for source, grad in zip(op.sources, grads, strict=True):
-        if grad is None:
-            continue
-        assert source is not None
-        source.R = grad if source.R is None else kernels.dense(source.R) + kernels.dense(grad)
+        if grad is not None:
+            _arrives(source, grad)
+
+
+def _arrives(op: Op | None, R: Tensor) -> None:
+    assert op is not None
+    op.R = R if op.R is None else kernels.dense(op.R) + kernels.dense(R)
+
+
+def _through(op: Op, R: Tensor) -> Tensor | None:
+    """By a rule and through the convolution before in one call; None where they take a step each."""
+    rule: Any = op.current.rules.get(op.family)
+    grad: Tensor | None = rule.through(op, R) if hasattr(rule, "through") else None
+    if grad is not None:
+        conv, norm = op.facts["chain"]
+        op.current.ran.add(op.family)
+        op.rule = rule.__name__
+        for step in (conv, norm):
+            if step is not None:
+                step.path = "sparse"
+    return grad
 
 
 def can_be_linked(subject: Subject) -> bool:

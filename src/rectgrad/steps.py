@@ -4,7 +4,6 @@ that passed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from rectgrad import kernels
 from rectgrad.kernels import Survivors, native
 from rectgrad.kernels.survivors import Carry, channelwise, with_survivors
-from rectgrad.ops import RECTIFIERS
 from rectgrad.windows import Region, per_dim
 
 if TYPE_CHECKING:
@@ -118,6 +116,27 @@ class Conv:
                 one = slice(row, row + 1)
                 out[one] = self.gradient(outside_zeroed(R[one], within))
         return out
+
+    def through(
+        self,
+        op: Op,
+        R: Tensor,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        norm: Scale | None,
+        within: Region | None,
+    ) -> Tensor | None:
+        """The gradient from that at an activation, which passes what exceeds tau, and a batch norm after this
+        convolution. None where too much passes for lists."""
+        call = _in_two_dimensions(self.shape, self.outputs, self.geometry, within)
+        out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        scale = None if norm is None else (unchanged(norm.variance), unchanged(norm.weight), norm.eps)
+        if scale is not None and not (_plain(scale[0]) and (scale[1] is None or _plain(scale[1]))):
+            return None
+        seen, weight = op.current.sums, unchanged(self.weight)
+        passed = native.through(op.output, R, op.batch, k, tau, rule, seen, scale, call, weight, out)
+        return out if passed else None
 
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -330,38 +349,6 @@ def unshared(weight: Weight, storage: int) -> Weight:
     value = weight[0]
     shares = value is not None and value.untyped_storage()._cdata == storage
     return as_met(value.clone()) if shares else weight
-
-
-def fold_norms(linked: Sequence[Op]) -> None:
-    """Batch norms whose scale goes into the weights of the convolution before them, which are fewer numbers
-    than its gradient: where nobody else reads what the convolution made, and there is a kernel."""
-    for op in linked:
-        norm = op.step
-        if type(norm) is Scale:
-            before = _only_read(op.sources[0])
-            conv = before.step if before is not None else None
-            if type(conv) is Conv and _on_gpu(conv.weight[0], norm.variance[0], norm.weight[0]):
-                conv.norm, norm.folded = norm, True
-
-
-def mark_padded(linked: Sequence[Op]) -> None:
-    """facts["padded"]: the convolution in two dimensions whose result an activation alone reads, if need be
-    through a batch norm. What it would leave out of the gradient, the activation can."""
-    for op in linked:
-        if op.family in RECTIFIERS:
-            before = _only_read(op.sources[0])
-            if before is not None and type(before.step) is Scale:
-                before = _only_read(before.sources[0])
-            if before is not None and type(before.step) is Conv and len(before.shape) == 4:
-                op.facts["padded"] = before
-
-
-def _only_read(op: Op | None) -> Op | None:
-    return op if op is not None and op.readers == 1 else None
-
-
-def _on_gpu(*weights: Tensor | None) -> bool:
-    return all(x is None or (x.is_cuda and x.dtype is torch.float32) for x in weights) and kernels.scales()
 
 
 Step = Conv | Linear | Scale | AvgPool

@@ -88,6 +88,10 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_free.argtypes = [POINTER(_Survivors)]
     lib.rg_masked.argtypes = [POINTER(_Survivors), POINTER(_Scores), c_void_p, c_int]
     lib.rg_conv.argtypes = [POINTER(_Survivors), POINTER(Convolution), c_void_p, c_void_p, c_void_p, c_int]
+    lib.rg_through.argtypes = [
+        *(POINTER(_Scores), c_int64, c_float, c_double, POINTER(c_double)),
+        *(c_void_p, c_void_p, c_double, POINTER(Convolution), c_void_p, c_void_p, c_int),
+    ]
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
     lib.rg_avg_pool.argtypes = [POINTER(Pooling), c_void_p, c_void_p, c_int]
     lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
@@ -224,6 +228,48 @@ def conv(passed: Survivors, c: Any, weight: Tensor, out: Tensor) -> bool:
         out.data_ptr(),
         torch.get_num_threads(),
     )
+    return bool(status == 0)
+
+
+def through(
+    a: Tensor,
+    R: Tensor,
+    rows: int,
+    k: int | None,
+    tau: float | None,
+    rule: str,
+    seen: list,
+    norm: tuple[Tensor, Tensor | None, float] | None,
+    c: Any,
+    weight: Tensor,
+    out: Tensor,
+) -> bool:
+    """What `rectify` and `conv` do, in one call. norm: a batch norm's variance, weight and eps. False where
+    they have to be done one after the other."""
+    if R.dtype != torch.float32 or not a.is_contiguous() or rows != len(a):
+        return False
+    R = R.contiguous()
+    library, total = load(), c_double()
+    assert library is not None
+    units = a.numel() // rows
+    scores = _Scores(a.data_ptr(), R.data_ptr(), rows, units, units, units, RULES[rule])
+    variance, factor, eps = norm or (None, None, 0.0)
+    status = library.functions.rg_through(
+        byref(scores),
+        -1 if k is None else units - k,
+        0.0 if tau is None else tau,
+        DENSEST,
+        byref(total),
+        None if variance is None else variance.data_ptr(),
+        None if factor is None else factor.data_ptr(),
+        eps,
+        byref(c),
+        weight.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if status == 0:
+        seen.append(total.value)
     return bool(status == 0)
 
 

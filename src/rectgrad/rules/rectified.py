@@ -74,7 +74,20 @@ def rectified(
             padded.facts["region"] = None
         return result
 
+    def through(op: Op, R: Tensor) -> Tensor | None:
+        """The same and the gradient of the convolution before, in one call of a kernel that takes both."""
+        if eps or interpolation != "nearest" or not R.numel():
+            return None
+        k = None if tau is not None else rank(R.numel() // op.batch, q)
+        conv, norm = op.facts["chain"]
+        within = passing_region(conv) if "conv" in op.current.rules else None
+        found: Tensor | None = conv.step.through(
+            op, R, k, tau, compared(op, rule), norm and norm.step, within
+        )
+        return found
+
     rectified.looks = True  # type: ignore[attr-defined]
+    rectified.through = through  # type: ignore[attr-defined]
     return _of_output(rectified)
 
 

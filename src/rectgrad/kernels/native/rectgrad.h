@@ -43,6 +43,11 @@ void rg_masked(const survivors *s, const scores *of, float *out, int threads);
 int rg_conv(const survivors *s, const convolution *c, const float *weight, const float *scale, float *out,
             int threads);
 
+/* Both in one call, with the scale of a batch norm in between where `variance` is not null. Returns 0; 1 where a
+   row has no list, and nothing is written; or -1 without memory. */
+int rg_through(const scores *s, int64_t rank, float tau, double densest, double *seen, const float *variance,
+               const float *factor, double eps, const convolution *c, const float *weight, float *out, int threads);
+
 /* The gradient at a linear layer's input: out (rows, positions, inputs), weight (outputs, inputs). */
 int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t outputs, const float *weight,
               float *out, int threads);
