@@ -1,7 +1,7 @@
 """A model asked again: its calls are followed, and its way back is replayed.
 
-On a CUDA device by a graph. Elsewhere the same steps are run again on the same places, so that everything but
-the graph is tested.
+On a CUDA device by a graph. Elsewhere by the ops themselves; and once more as on a CUDA device, but the same
+steps are run again on the same places, so that everything but the graph is tested.
 """
 
 import gc
@@ -15,7 +15,7 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import kernels, replay, steps
+from rectgrad import kernels, replay, steps, way_back
 from rectgrad.op import Op
 from rectgrad.script import Following
 
@@ -28,16 +28,16 @@ NOT_REPLAYED = frozenset(
 )
 
 
-def run_again(way_back, memory):
+def run_again(back, memory):
     """As a graph does it: the same steps on the same places, and the results where they were."""
-    found = way_back()
-    found = replay.Found([None if R is None else R.clone() for R in found.arrived], found.seen.clone())
+    arrived, _ = back()
+    found = way_back.Found([None if R is None else R.clone() for R in arrived], [torch.zeros(())])
 
     def run():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(steps, "unchanged", lambda weight: weight[0])  # a graph reads what is there
-            again = way_back()
-        found.seen.copy_(again.seen)
+            again = back()
+        found.sums[0].fill_(sum(float(s) for s in again.sums))
         for place, R in zip(found.arrived, again.arrived, strict=True):
             if place is not None:
                 place.copy_(R)
@@ -45,29 +45,40 @@ def run_again(way_back, memory):
     return run, found, 0
 
 
+@pytest.fixture(params=["graph"] if CUDA else ["graph", "ops"])
+def kind(request):
+    return request.param
+
+
 @pytest.fixture
-def passes(monkeypatch):
+def passes(monkeypatch, kind):
     """Of which kind every pass was that gave a map."""
     kinds = []
-    for kind in (replay.FollowedPass, replay.LinkedPass):
+    for passing in (replay.FollowedPass, replay.LinkedPass):
 
-        def watched(self, *args, _backward=kind.backward, **kwargs):
+        def watched(self, *args, _backward=passing.backward, **kwargs):
             maps = _backward(self, *args, **kwargs)
             kinds.append(type(self).__name__.removesuffix("Pass"))
             return maps
 
-        monkeypatch.setattr(kind, "backward", watched)
+        monkeypatch.setattr(passing, "backward", watched)
     if not CUDA:
         monkeypatch.setattr(kernels, "replays", lambda inputs: True)
+    if not CUDA and kind == "graph":
         monkeypatch.setattr(kernels, "carries", lambda x: False)
-        monkeypatch.setattr(replay, "captured", run_again)
+        monkeypatch.setattr(replay, "by_graph", lambda R: True)
+        monkeypatch.setattr(way_back, "captured", run_again)
+        monkeypatch.setattr(way_back, "most", lambda device: 1 << 30)
         monkeypatch.setattr(replay, "most", lambda device: 1 << 30)
         monkeypatch.setattr(Op, "release", lambda op: None)  # a graph needs none of it; to run again does
     monkeypatch.setattr(replay, "_known", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(replay, "_rooms", {})
+    rooms = {}
+    for module in (way_back, replay):
+        monkeypatch.setattr(module, "rooms", rooms)
     return kinds
 
 
+graphs = pytest.mark.parametrize("kind", ["graph"], indirect=True)
 THREE = ["Linked", "Noted", "Followed"]
 
 
@@ -295,11 +306,13 @@ def test_a_pass_is_not_noted_for_ever(passes):
 
 def test_replays_go_with_their_model(passes, monkeypatch):
     if not CUDA:  # a graph holds none of what it was captured from
-        monkeypatch.setattr(replay, "captured", lambda way_back, *_: (int, way_back(), 0))
+        monkeypatch.setattr(
+            way_back, "captured", lambda back, memory: (int, way_back.Found(back().arrived, []), 0)
+        )
     model, x = net()
     asked(model, x)
     (known,) = (known for questions in replay._known.values() for known in questions.values())
-    gone = weakref.ref(known.replay.begins), weakref.ref(model)
+    gone = weakref.ref(known.replay.way), weakref.ref(model)
     del known, model
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
@@ -310,13 +323,14 @@ def held():
     return [known.replay for known in every if known.replay is not None]
 
 
+@graphs
 def test_replays_share_their_memory(passes):
     models, x = [net()[0] for _ in range(3)], net()[1]
     for model in models:
         asked(model, x)
     assert passes == THREE * 3
-    assert len({id(replay.memory) for replay in held()}) == 1
-    assert len({replay.places[0].data_ptr() for replay in held()}) == 1
+    assert len({id(replay.way.memory) for replay in held()}) == 1
+    assert len({replay.way._places[0].data_ptr() for replay in held()}) == 1
     del passes[:]
     expected = [afresh(model, x * 2, target=1, q=70.0) for model in models]
     for model in models:
@@ -326,13 +340,14 @@ def test_replays_share_their_memory(passes):
     assert passes == ["Followed"] * 3
 
 
+@graphs
 def test_one_that_needs_more_memory(passes, monkeypatch):
-    monkeypatch.setattr(replay, "CHUNK", 1000)
+    monkeypatch.setattr(way_back, "CHUNK", 1000)
     model, x = net()
     for part in (x[:1], x, x[:2], x[:1]):
         asked(model, part)
     assert passes == [*THREE * 3, "Followed", "Followed", "Followed"]
-    sizes = [len(replay.memory.chunks) for replay in held()]
+    sizes = [len(replay.way.memory.chunks) for replay in held()]
     assert len(set(sizes)) == 1
     assert sizes[0] > 1
     for part in (x[:1], x, x[:2]):
@@ -341,8 +356,9 @@ def test_one_that_needs_more_memory(passes, monkeypatch):
         asked(model, part, 2)
 
 
+@graphs
 def test_memory_has_a_limit(passes, monkeypatch):
-    monkeypatch.setattr(replay, "most", lambda device: 10_000)
+    monkeypatch.setattr(way_back, "most", lambda device: 10_000)
     model, x = net()
     asked(model, x)
     assert held() == []
@@ -411,6 +427,7 @@ def test_following_counts_its_calls():
     assert not tape.finished()
 
 
+@graphs
 def test_when_memory_runs_out_replays_go_first(passes):
     """And all samples are explained at once all the same."""
     full = []

@@ -1,16 +1,14 @@
-"""The way back of a linked pass in one launch: a CUDA graph, for a model that is asked again.
+"""A model that is asked again: its pass is followed instead of recorded (script.py), and its way back is gone
+again (way_back.py). The model itself runs every time.
 
-The model itself runs every time. But where it does what it did before (script.py), so does the way back: its
-launches are captured in the second pass, and from the third on they are replayed, on copies of what the pass
-kept. To launch them one by one takes the host longer than the device takes to run them.
+The first pass is linked, the second noted as well, and from the third on they are followed. To record ops
+anew takes the host time; to launch them one by one takes it longer than a GPU takes to run them.
 """
 
 from __future__ import annotations
 
 import operator
-import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,85 +16,19 @@ from torch import Tensor
 
 from rectgrad import kernels
 from rectgrad.linked import Unlinked
-from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked, pass_on
+from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked
 from rectgrad.memory import out_of_memory
-from rectgrad.op import Op
 from rectgrad.passes import Maps, Observe
 from rectgrad.script import Call, Following, Noting
 from rectgrad.trace import Trace
+from rectgrad.way_back import Again, Graph, Links, most, room_of, rooms, worth_it
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
     from rectgrad.subject import Subject
 
-SHARE = 20  # all replays together hold at most one part in so many of a device's memory
-AT_ONCE, BYTES_AT_ONCE = 16, 1 << 28  # tensors that are copied by one launch, at most
-BYTES_OF_AN_OP = 1 << 25  # kept, on average: on an H200 they are copied in some 20 us
-CHUNK = 1 << 26  # bytes of memory that are asked for at a time
 QUESTIONS = 64  # of one model, that are remembered
-USES = 16  # of a replay, that make up for another capture
-ALIGNED = 512  # bytes, as torch's own tensors on a GPU are
-
-
-class Found(NamedTuple):
-    """What a way back leaves: what arrives at the inputs, and a number that is finite if all was."""
-
-    arrived: Arrived
-    seen: Tensor
-
-
-class Memory:
-    """What the replays of a device share, as they run one at a time; it goes with the last of them."""
-
-    def __init__(self, device: torch.device, stream: Any) -> None:
-        self.device, self.stream, self.chunks = device, stream, list[Tensor]()
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.of_graphs = 0  # bytes
-
-    @property
-    def size(self) -> int:
-        return self.of_graphs + sum(chunk.nbytes for chunk in self.chunks)
-
-    def places(self) -> Callable[[Tensor], Tensor]:
-        """A function that gives each tensor its place, which lies as it does; from the first chunk on."""
-        chunk = at = 0
-
-        def place(x: Tensor) -> Tensor:
-            nonlocal chunk, at
-            while chunk < len(self.chunks) and at + x.nbytes > self.chunks[chunk].nbytes:
-                chunk, at = chunk + 1, 0
-            if chunk == len(self.chunks):
-                size = max(x.nbytes, CHUNK)
-                self.chunks.append(torch.empty(size, dtype=torch.uint8, device=self.device))
-            part = self.chunks[chunk][at : at + x.nbytes].view(x.dtype)
-            at += -(-x.nbytes // ALIGNED) * ALIGNED
-            return part.as_strided(x.shape, x.stride())
-
-        return place
-
-
-class Room:
-    """One for each device: who uses its memory, which stream did last, and which one captures."""
-
-    closed = False  # it is needed for something else
-
-    def __init__(self, device: torch.device) -> None:
-        self.lock = threading.Lock()
-        self.memory: Callable[[], Memory | None] = lambda: None
-        self.stream: Any = None
-        # Torch keeps memory for each stream apart, and workspaces for as long as the process lives.
-        self.captures = torch.cuda.Stream(device) if device.type == "cuda" else None
-        with torch.cuda.stream(self.captures):
-            torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)
-
-
-_rooms: dict[torch.device, Room] = {}
-
-
-def _room(device: torch.device) -> Room:
-    if device not in _rooms:
-        _rooms[device] = Room(device)
-    return _rooms[device]
+USES = 16  # of a replay, that make up for another one
 
 
 class Replay(NamedTuple):
@@ -104,11 +36,8 @@ class Replay(NamedTuple):
 
     calls: list[Call]
     root: int  # the number of the tensor that the way back begins at
-    begins: Tensor  # what arrives there
-    memory: Memory
-    places: list[Tensor]  # for what a pass keeps
-    run: Callable[[], Any]
-    found: Found  # where a run leaves it
+    way: Again | Graph
+    device: torch.device
     weights: list[Tensor]
     lying: list[int]  # where they lay
     mixes: bool | None
@@ -163,13 +92,12 @@ def followed(subject: Subject, method: Method) -> FollowedPass | None:
     replay = known.replay if known is not None else None
     if known is None or replay is None or not can_be_linked(subject):
         return None
-    room = _rooms[replay.begins.device]
-    if not room.lock.acquire(blocking=False):
+    if not replay.way.lock.acquire(blocking=False):
         return None
     try:
-        return FollowedPass(subject, replay, known, room)
+        return FollowedPass(subject, replay, known)
     except BaseException as error:
-        room.lock.release()
+        replay.way.lock.release()
         if not isinstance(error, Exception) or out_of_memory(error):
             raise
         known.replay = None  # another pass will meet the error again, if it was not for the script
@@ -199,48 +127,29 @@ def release(device: torch.device | None = None) -> bool:
     found = False
     for known in [known for questions in list(_known.values()) for known in list(questions.values())]:
         replay = known.replay
-        if replay is not None and (device is None or replay.begins.device == device):
+        if replay is not None and (device is None or replay.device == device):
             known.replay, found = None, True
     return found
 
 
 def do_without() -> bool:
     """Memory ran out: give back what replays hold, and make no more; whether there were any."""
-    for room in _rooms.values():
+    for room in rooms.values():
         room.closed = True
     return release()
 
 
 class FollowedPass(LinkedPass):
-    """As noted, and its way back is a replay."""
+    """As noted, and its way back is gone again."""
 
-    def __init__(self, subject: Subject, replay: Replay, known: Known, room: Room) -> None:
-        self._replay, self._known, self._room = replay, known, room
-        self._waiting: list[Tensor] = []
-        self._kept = self._bytes = 0
-        _in_order(room, replay.begins.device)
+    def __init__(self, subject: Subject, replay: Replay, known: Known) -> None:
+        self._replay, self._known = replay, known
         before = _writes(replay.weights)
-        super().__init__(subject, Following(replay.calls, self._save))
+        super().__init__(subject, Following(replay.calls, replay.way.begin()))
         self.tape.trace = replay.trace
         self.mixes = replay.mixes
         if _lying(replay.weights) != replay.lying or _writes(replay.weights) != before:
             raise Unlinked("a weight lies elsewhere or was written")
-
-    def _save(self, x: Tensor) -> None:
-        self._waiting.append(x)
-        self._bytes += x.nbytes
-        if len(self._waiting) == AT_ONCE or self._bytes > BYTES_AT_ONCE:
-            self._copy()
-
-    def _copy(self) -> None:
-        """What waits, to its places: many at once, as each launch takes its time."""
-        waiting = self._waiting
-        places = self._replay.places[self._kept : self._kept + len(waiting)]
-        self._kept, self._waiting, self._bytes = self._kept + len(waiting), [], 0
-        if [(x.shape, x.stride()) for x in waiting] != [(x.shape, x.stride()) for x in places]:
-            raise Unlinked("other shapes than noted")
-        if waiting:
-            torch._foreach_copy_(places, waiting)
 
     def _begin_at(self, made: Tensor, R: Tensor) -> None:
         tape = self.tape
@@ -253,33 +162,16 @@ class FollowedPass(LinkedPass):
     def backward(
         self, method: Method, scores: Tensor, once: bool = True, observe: Observe | None = None
     ) -> Maps:
-        replay = self._replay
         with torch.inference_mode(False), torch.no_grad():
-            self._copy()
-            if self._kept != len(replay.places):
-                raise Unlinked("not all was kept")
-            replay.begins.copy_(self._R)
-            replay.run()
-            arrived, seen = replay.found
-            self.sums = [seen.clone()]
-            maps = self._maps([None if R is None else R.clone() for R in arrived])
+            arrived, self.sums = self._replay.way(self._R)
         self._known.used += 1
-        return maps
+        return self._maps(arrived)
 
     def give_up(self, model: Any) -> None:
         self._known.replay = None
 
     def end(self) -> None:
-        self._room.lock.release()
-
-
-def _in_order(room: Room, device: torch.device) -> None:
-    """One use after the other, also where they are on different streams."""
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        if room.stream is not None and room.stream != stream:
-            stream.wait_stream(room.stream)
-        room.stream = stream
+        self._replay.way.lock.release()
 
 
 def _lying(weights: list[Tensor]) -> list[int]:
@@ -291,8 +183,12 @@ def _writes(weights: list[Tensor]) -> int:
     return sum(map(operator.attrgetter("_version"), weights))
 
 
+def by_graph(R: Tensor) -> bool:
+    return R.is_cuda
+
+
 class NotedPass(LinkedPass):
-    """A linked pass whose calls are noted and whose way back is captured, for the next ones."""
+    """A linked pass whose calls are noted and whose way back is kept, for the next ones."""
 
     tape: Noting
 
@@ -301,116 +197,38 @@ class NotedPass(LinkedPass):
         self._known = known
 
     def _way_back(self) -> Arrived:
+        if not self.tape.steady:
+            return super()._way_back()
+        links = Links(self.tape.ops, self.entries, self._root, self.tape.current)
+        if by_graph(self._R):
+            return self._captured(links)
+        arrived, _ = links.back(self._R)
+        self._known.replay = self._replay(Again(links))
+        return arrived
+
+    def _captured(self, links: Links) -> Arrived:
         device = self._R.device
-        room = _room(device)
-        possible = self.tape.steady and not room.closed and _worth_it(self.tape.ops, device)
-        if not possible or not room.lock.acquire(blocking=False):
+        room = room_of(device)
+        if room.closed or not worth_it(links.ops, device) or not room.lock.acquire(blocking=False):
             return super()._way_back()
         try:
-            _in_order(room, device)
-            memory = room.memory() or Memory(device, room.captures)
-            room.memory = weakref.ref(memory)
-            return self._captured(memory)
+            room.enter()
+            graph = Graph(links, self._R, room)
+            arrived, sums = links.back(self._R)
+            done = graph.capture(links, arrived)
+            if done and graph.memory.size <= most(device):
+                self._known.replay = self._replay(graph)
+            elif done and release(device):
+                self._known.made -= 1  # the others go, and it is tried again without them
         finally:
             room.lock.release()
-
-    def _captured(self, memory: Memory) -> Arrived:
-        begins, places = self._R.clone(), list[Tensor]()
-        place = memory.places()
-
-        def moved(x: Tensor) -> Tensor:
-            places.append(place(x).copy_(x))
-            return places[-1]
-
-        for op in self.tape.ops:  # one after the other: there is no room for all of them twice
-            _move(op, moved)
-        first = self._run_once(begins)
-        self._known.replay = self._replay(begins, memory, places, first.arrived)
-        for op in self.tape.ops:
+        for op in links.ops:
             op.release()
-        self.tape.current.sums = [first.seen]
-        return first.arrived
+        self.tape.current.sums = sums
+        return arrived
 
-    def _run_once(self, begins: Tensor) -> Found:
-        """The way back, and all that was recorded is there still."""
-        current = self.tape.current
-        current.sums, self._root.R = [], begins
-        for op in reversed(self.tape.ops):
-            if op.R is not None:
-                pass_on(op)
-        arrived: Arrived = []
-        for entry in self.entries:
-            arrived.append(entry.R)
-            entry.R = None
-        sums = [torch.as_tensor(s, device=begins.device).reshape(()) for s in current.sums]
-        return Found(arrived, torch.stack(sums).sum() if sums else torch.zeros((), device=begins.device))
-
-    def _replay(
-        self, begins: Tensor, memory: Memory, places: list[Tensor], arrived: Arrived
-    ) -> Replay | None:
-        """None where it takes too much memory, or asks the device something on its way."""
+    def _replay(self, way: Again | Graph) -> Replay:
         calls, root = self.tape.script(self._root)
         weights = [weight for call in calls for weight in call.weights]
-        try:
-            run, found, more = captured(lambda: self._run_once(begins), memory)
-            run()
-            alike = all(_alike(a, b) for a, b in zip(arrived, found.arrived, strict=True))
-        except RuntimeError:
-            return None
-        memory.of_graphs += more
-        if memory.size > most(begins.device) and release(begins.device):
-            self._known.made -= 1  # the others go, and it is tried again without them
-            return None
-        if not alike or memory.size > most(begins.device):
-            return None
-        lying, trace = _lying(weights), self.tape.trace
-        return Replay(calls, root, begins, memory, places, run, found, weights, lying, self.mixes, trace)
-
-
-def captured(way_back: Callable[[], Found], memory: Memory) -> tuple[Callable[[], Any], Found, int]:
-    """What does on the device again what `way_back` does, where that leaves its results, and the bytes that
-    it took."""
-    from rectgrad.kernels.cuda import one_scratch
-
-    before = torch.cuda.memory_reserved(memory.device)
-    graph = torch.cuda.CUDAGraph()
-    memory.stream.wait_stream(torch.cuda.current_stream(memory.device))
-    with torch.cuda.stream(memory.stream):
-        graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
-        try:
-            with one_scratch():
-                found = way_back()
-        finally:
-            graph.capture_end()
-    return graph.replay, found, max(torch.cuda.memory_reserved(memory.device) - before, 0)
-
-
-def _worth_it(ops: list[Op], device: torch.device) -> bool:
-    """Whether there can be copies of all that is kept, that lie as it does, and to make them takes less time
-    than to launch the ops."""
-    size = 0
-    for x in (x for op in ops for x in op.held()):
-        if x.device != device or torch.empty_like(x, device="meta").stride() != x.stride():
-            return False
-        size += x.nbytes
-    return size <= most(device) and size <= BYTES_OF_AN_OP * len(ops)
-
-
-def _move(op: Op, moved: Callable[[Tensor], Tensor]) -> None:
-    """Let an op read copies from now on, made in the order of `Op.held`."""
-    op.inputs, op.needed = tuple(map(moved, op.inputs)), tuple(map(moved, op.needed))
-    op._output = moved(op._output) if op._output is not None else None
-    op.versions = ()
-
-
-def most(device: torch.device) -> int:
-    """Bytes that all replays on a device may hold."""
-    return torch.cuda.get_device_properties(device).total_memory // SHARE
-
-
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """But for the order of sums, which some of torch's kernels leave open, and the few units that it moves
-    over a threshold."""
-    if a is None or b is None:
-        return a is b
-    return bool((a - b).norm() <= 0.01 * b.norm())
+        device = self._R.device
+        return Replay(calls, root, way, device, weights, _lying(weights), self.mixes, self.tape.trace)

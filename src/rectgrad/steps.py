@@ -82,6 +82,10 @@ class Conv:
             self._geometry = geometry(self.weight[0].shape[2:], *given)
         return self._geometry
 
+    def meet_again(self) -> None:
+        """Its weights may have been written since the pass before."""
+        self.weight = as_met(self.weight[0])
+
     def unshare(self, storage: int) -> None:
         self.weight = unshared(self.weight, storage)
 
@@ -198,6 +202,10 @@ class Linear:
         dense = y.is_contiguous() and self.weight[0].is_contiguous()
         self.takes_lists = len(self.shape) > 1 and dense
 
+    def meet_again(self) -> None:
+        """Its weights may have been written since the pass before."""
+        self.weight = as_met(self.weight[0])
+
     def unshare(self, storage: int) -> None:
         self.weight = unshared(self.weight, storage)
 
@@ -238,6 +246,9 @@ class Scale:
     def made(self, op: Op, y: Tensor) -> None:
         self.facts = op.facts
         self.takes_lists = y.is_contiguous()
+
+    def meet_again(self) -> None:
+        self.variance, self.weight = as_met(self.variance[0]), as_met(self.weight[0])
 
     def unshare(self, storage: int) -> None:
         self.variance = unshared(self.variance, storage)
@@ -305,6 +316,9 @@ class AvgPool:
         n, channels, *size = self.shape
         planes, padded = n * channels, int(op.argument("count_include_pad", True))
         self.call = native.Pooling(planes, *size, *y.shape[2:], *kernel, *stride, *padding, padded)
+
+    def meet_again(self) -> None:
+        """It has no weights."""
 
     def unshare(self, storage: int) -> None:
         """Nothing is kept."""

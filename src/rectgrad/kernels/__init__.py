@@ -71,7 +71,9 @@ def scales() -> bool:
 
 
 def replays(inputs: Sequence[Tensor]) -> bool:
-    """Whether the kernels for all that is made of these inputs ask the device nothing."""
+    """Whether the kernels for what is made of these inputs can be run again without being asked for anew."""
+    if all(map(carries, inputs)):
+        return True
     if not all(x.is_cuda for x in inputs) or not _cuda():
         return False
     from rectgrad.kernels import cuda
