@@ -283,6 +283,8 @@ class Scale:
             bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
             return torch.batch_norm(R, weight, bias, mean, variance, False, 0.0, self.eps, cudnn)
         # To the last bit as torch computes it.
+        if self.takes_lists and _plain(R) and (weight is None or _plain(weight)):
+            return native.scaled(R, self._inverse(), weight)
         grad = R * channelwise(self._inverse(), R)
         return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
 

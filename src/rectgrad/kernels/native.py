@@ -95,6 +95,7 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
     lib.rg_avg_pool.argtypes = [POINTER(Pooling), c_void_p, c_void_p, c_int]
     lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
+    lib.rg_scaled.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     lib.rg_use_pool.argtypes = [c_void_p]
     lib.rg_use_pool(_pool())
     return lib
@@ -213,6 +214,22 @@ def scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     out = torch.empty_like(variance)
     given = None if weight is None else weight.data_ptr()
     library.functions.rg_scale(variance.data_ptr(), given, eps, len(variance), out.data_ptr())
+    return out
+
+
+def scaled(R: Tensor, inverse: Tensor, factor: Tensor | None) -> Tensor:
+    """R * inverse * factor, one of each a channel, in one pass and rounded twice as torch does it."""
+    library = load()
+    assert library is not None
+    out = torch.empty_like(R)
+    channels = len(inverse)
+    planes = len(R) * channels
+    each = R.numel() // planes if planes else 0
+    given = None if factor is None else factor.data_ptr()
+    library.functions.rg_scaled(
+        *(R.data_ptr(), inverse.data_ptr(), given, planes, channels, each),
+        *(out.data_ptr(), torch.get_num_threads()),
+    )
     return out
 
 

@@ -75,3 +75,27 @@ int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t out
 void rg_scale(const float *variance, const float *weight, double eps, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = (weight ? weight[i] : 1) / sqrtf(variance[i] + (float)eps);
 }
+
+typedef struct {
+    const float *r, *inverse, *factor;
+    float *out;
+    int64_t channels, each;
+} scaling;
+
+static void scale_plane(void *context, int64_t plane) {
+    const scaling *s = context;
+    const float *r = s->r + plane * s->each, inverse = s->inverse[plane % s->channels];
+    float *out = s->out + plane * s->each;
+    if (!s->factor) {
+        for (int64_t i = 0; i < s->each; i++) out[i] = r[i] * inverse;
+        return;
+    }
+    const float factor = s->factor[plane % s->channels];
+    for (int64_t i = 0; i < s->each; i++) out[i] = r[i] * inverse * factor;
+}
+
+void rg_scaled(const float *r, const float *inverse, const float *factor, int64_t planes, int64_t channels,
+               int64_t each, float *out, int threads) {
+    scaling s = {r, inverse, factor, out, channels, each};
+    parallel(planes, planes * each < 32768 ? 1 : threads, scale_plane, &s);
+}
