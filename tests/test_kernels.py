@@ -21,7 +21,8 @@ from rectgrad.kernels.survivors import Survivors, as_they_are, carrier, with_sur
 from rectgrad.op import Current, Op
 from rectgrad.ops import Spec
 from rectgrad.rules.rectified import SCORES
-from rectgrad.steps import AvgPool, Conv, Linear, outside_zeroed
+from rectgrad.steps import AvgPool, Conv, Linear, Scale, outside_zeroed
+from rectgrad.threshold import rank
 
 LIBRARY = native.load()
 WHY = "NO NATIVE KERNELS were built (no C compiler?): the fast CPU code is not tested here"
@@ -331,6 +332,54 @@ def test_each_sample_takes_the_path_its_density_asks_for():
     assert [count < 0 for count in passed.lists.counts] == [False, True, False, True]
     step = made(Conv, op_for(F.conv2d, "conv", x, None, weight, None, 1, 1, 1, 1), x, y)
     close(step.from_lists(passed, R, None), step.gradient(R))
+
+
+@needs_native
+@settings(max_examples=150, deadline=None)
+@given(
+    conv=convolutions(),
+    q=st.sampled_from([0.0, 50.0, 80.0, 98.0, 100.0]),
+    tau=st.sampled_from([None, None, 0.0, 1.5]),
+    rule=st.sampled_from(["PR1", "PR2", "PR3", "PR4"]),
+    normed=st.sampled_from([None, "scale", "bare"]),
+)
+def test_an_activation_and_its_convolution_in_one_call(conv, q, tau, rule, normed):
+    """The bits of the two calls; or none, where too much passes for lists."""
+    x, weight, stride, padding, dilation, groups = conv
+    func = F.conv1d if x.dim() == 3 else F.conv2d
+    y = func(x, weight, None, stride, padding, dilation, groups)
+    step = made(Conv, op_for(func, "conv", x, None, weight, None, stride, padding, dilation, groups), x, y)
+    a, R = torch.randn_like(y).relu(), torch.randn_like(y)
+    n, d = len(y), y[0].numel()
+    norm = None
+    if normed is not None:
+        factor = torch.randn(len(weight)) if normed == "scale" else None
+        norm = Scale(torch.rand(len(weight)) + 0.1, factor, 1e-3, torch.float32)
+    op = op_for(F.relu, "relu", y)
+    op._output, op.shape, op.input_shapes = a, a.shape, (a.shape,)
+    k = None if tau is not None else rank(d, q)
+    found = step.through(op, R, k, tau, rule, norm, None)
+    seen = []
+    passed = native.rectify(LIBRARY, a, R, n, k, tau, rule, seen, lambda passed: passed)
+    if isinstance(passed, Survivors):
+        passed = passed if norm is None else passed.scaled(norm.scale)
+        assert torch.equal(found, step.from_lists(passed, R, None))
+        assert op.current.sums == seen
+    else:
+        assert found is None
+        assert op.current.sums == []
+
+
+@needs_native
+@pytest.mark.parametrize("shape", [(1, 3), (2, 5, 7), (3, 4, 9, 11), (1, 64, 40, 40), (2, 0, 3), (0, 3, 4)])
+def test_a_dense_gradient_times_a_scale(shape):
+    """One pass, and rounded as often as in two."""
+    torch.manual_seed(0)
+    R, inverse, factor = torch.randn(shape), torch.rand(shape[1]), torch.randn(shape[1])
+    by = (1, -1, *(1,) * (len(shape) - 2))
+    assert torch.equal(native.scaled(R, inverse, None), R * inverse.reshape(by))
+    expected = (R * inverse.reshape(by)).mul_(factor.reshape(by))
+    assert torch.equal(native.scaled(R, inverse, factor), expected)
 
 
 @needs_native

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import chains, linked_pass, steps, subject
+from rectgrad import chains, kernels, linked_pass, steps, subject
 from rectgrad.direct import DIRECT
 from rectgrad.linked import LinkedTape
 from rectgrad.quiet import quiet
@@ -310,6 +310,54 @@ def test_batch_norms_in_the_weights(name, method, folding, passes, monkeypatch):
     assert passes
     assert folding
     assert agree(maps, by_tape(monkeypatch, model, inputs, method, target=0))
+
+
+@pytest.fixture
+def masking(monkeypatch):
+    """The padding trick inside the selection, as on a GPU."""
+    regions, rectify = [], kernels.rectify
+
+    def masked(*args):
+        *args, within = args if len(args) == 9 else (*args, None)
+        result = rectify(*args)
+        regions.append(within)
+        return steps.outside_zeroed(result, within)
+
+    monkeypatch.setenv("RECTGRAD_KERNELS", "portable")
+    monkeypatch.setattr(kernels, "masks", lambda a: a.dim() == 4)
+    monkeypatch.setattr(kernels, "rectify", masked)
+    return regions
+
+
+@pytest.mark.parametrize("name", ["plain_cnn", "residual", "inception", "strided"])
+@pytest.mark.filterwarnings("ignore:the map of sample", "ignore:Using padding='same'")
+def test_the_padding_trick_in_the_selection(name, masking, passes, monkeypatch):
+    model, inputs = NETWORKS[name](0)
+    maps = rectgrad.attribute(model, inputs, "rectgrad", target=0, q=60.0)
+    assert passes
+    assert any(within is not None for within in masking)
+    del masking[:]
+    assert agree(maps, by_tape(monkeypatch, model, inputs, "rectgrad", target=0, q=60.0))
+    rectgrad.attribute(model, inputs, "rectgrad", target=0, q=60.0, padding_trick=False)
+    assert not any(within is not None for within in masking)
+
+
+def test_what_is_read_beside_the_activation_is_not_masked(masking, passes, monkeypatch):
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return (F.relu(self.last(F.relu(x))) + x).sum((1, 2, 3)).unsqueeze(1)
+
+    torch.manual_seed(0)
+    model, x = Beside().double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    maps = rectgrad.attribute(model, x, "rectgrad", target=0, q=50.0)
+    assert passes
+    assert [within is not None for within in masking] == [True, False]
+    assert agree(maps, by_tape(monkeypatch, model, x, "rectgrad", target=0, q=50.0))
 
 
 def test_what_is_read_beside_the_batch_norm_is_not_scaled(folding, passes, monkeypatch):
