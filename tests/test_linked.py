@@ -456,6 +456,8 @@ def test_every_call_in_closed_form_is_met():
         F.pad(x, (1, 1)), torch.constant_pad_nd(x, (1, 1))
         F.avg_pool2d(F.max_pool2d(y, 2), 2), F.adaptive_avg_pool2d(y, 1)
         x.view(2, -1).unflatten(1, (4, 36)), x.reshape(-1).unsqueeze(0).squeeze(0), x.flatten(1)
+        x + 1, x.sub(1), torch.subtract(x, 1), 1 - x, x / 2, torch.divide(x, 2), torch.true_divide(x, 2)
+        x.tanh(), F.hardsigmoid(x), x.clone()
     assert set(DIRECT) <= met
 
 
@@ -484,6 +486,13 @@ def test_every_call_in_closed_form_is_met():
         lambda x: F.pad(x, (0, 1, 2, 3, 4, 5, 1, 0)),
         lambda x: torch.constant_pad_nd(x, (0, 1, 2, 0)),
         lambda x: x.flatten(2).unsqueeze(-1),
+        lambda x: (x - torch.arange(7.0, dtype=x.dtype)) / torch.arange(1.0, 8.0, dtype=x.dtype),
+        lambda x: (1 - x) + x.mean((2, 3), keepdim=True) - x[:1] * 2,
+        lambda x: x.mean(1, keepdim=True) - x.sub(3).subtract(x),
+        lambda x: torch.add(x, x.mean(), alpha=3) / 4 + x / (x.abs() + 1),
+        lambda x: 2 / (x.exp() + 1) + torch.rsub(x, 2) + (x + 1).divide(3),
+        lambda x: torch.div(x, 3) * F.hardsigmoid(x * 2) + x.tanh().clone(),
+        lambda x: (x * 3).clone(memory_format=torch.channels_last).tanh() + torch.ones(1, dtype=x.dtype),
         lambda x: x.view(x.shape[0], 2, -1, 7),
         lambda x: x.transpose(1, 2).reshape(len(x), -1, 1, 1),
     ],

@@ -131,15 +131,60 @@ def product(op: Op, data: list[Tensor]) -> Found:
     return op.call(*data), back, tuple(tensors)
 
 
+def added(op: Op, data: list[Tensor]) -> Found:
+    """x + y, x - y, y - x: of two data tensors, or of one and a constant."""
+    if op.kwargs or len(op.args) != 2:
+        return None
+    values, signs = fill(op.args, data), _SIGNS[op.name]
+    if any(isinstance(t, Tensor) and (t.dtype is not data[0].dtype or t.is_sparse) for t in values):
+        return None
+    parts = [(t.shape, s) for t, a, s in zip(values, op.args, signs, strict=True) if type(a) is Slot]
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        return tuple([_fitting(R if sign > 0 else -R, shape) for shape, sign in parts])
+
+    return op.call(*data), back, ()
+
+
+_SIGNS = {"add": (1, 1), "sub": (1, -1), "subtract": (1, -1), "rsub": (-1, 1)}
+
+
+def quotient(op: Op, data: list[Tensor]) -> Found:
+    """x / y, of a constant y."""
+    if op.kwargs or len(op.args) != 2 or type(op.args[0]) is not Slot or type(op.args[1]) is Slot:
+        return None
+    x, y = data[0], op.args[1]
+    if not isinstance(y, Tensor):
+        return op.call(x), lambda R: (R / y,), ()
+    shape = x.shape
+    if y.dtype is not x.dtype or y.is_sparse:
+        return None
+    return op.call(x), lambda R, y: (_fitting(R / y, shape),), (y,)
+
+
 def _like(R: Tensor, x: Tensor) -> Tensor:
-    """Summed where x was broadcast."""
-    return R if R.shape == x.shape else R.sum_to_size(x.shape)
+    return _fitting(R, x.shape)
+
+
+def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
+    """Summed where a tensor of this shape was broadcast."""
+    return R if R.shape == shape else R.sum_to_size(shape)
 
 
 def sigmoid(op: Op, data: list[Tensor]) -> Found:
     y = op.call(*data)
     values = y.detach()  # y itself will lead to the op
     return y, lambda R, values: (_aten.sigmoid_backward.default(R, values),), (values,)
+
+
+def tanh(op: Op, data: list[Tensor]) -> Found:
+    y = op.call(*data)
+    return y, lambda R, values: (_aten.tanh_backward.default(R, values),), (y.detach(),)
+
+
+def hard_sigmoid(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    return op.call(x), lambda R, x: (_aten.hardsigmoid_backward.default(R, x),), (x,)
 
 
 def mean(op: Op, data: list[Tensor]) -> Found:
@@ -156,7 +201,11 @@ def mean(op: Op, data: list[Tensor]) -> Found:
 
 
 DIRECT: dict[str, Direct] = {
-    **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze".split(), reshaped),
+    **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze clone".split(), reshaped),
+    **dict.fromkeys(_SIGNS, added),
+    **dict.fromkeys("div divide true_divide".split(), quotient),
+    "tanh": tanh,
+    "hardsigmoid": hard_sigmoid,
     **dict.fromkeys("cat concat concatenate".split(), concatenated),
     **dict.fromkeys("pad constant_pad_nd".split(), padded),
     **dict.fromkeys("transpose swapaxes swapdims".split(), transposed),
