@@ -4,6 +4,7 @@ On a CUDA device by a graph. Elsewhere by the ops themselves; and once more as o
 steps are run again on the same places, so that everything but the graph is tested.
 """
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -302,6 +303,26 @@ def test_a_pass_is_not_noted_for_ever(passes):
     model, x = net(lambda net, x: x * torch.full((), net.factor, device=x.device))
     asked(model, x, 6)
     assert passes == ["Linked", "Noted", "Noted", "Linked", "Linked", "Linked"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(rectgrad.RectGrad):
+    """Its rules may be others in every pass."""
+
+    seen: list = dataclasses.field(default_factory=list)
+
+    def rules(self):
+        self.seen.append(1)
+        return super().rules()
+
+
+def test_a_method_of_somebodys_own_is_not_replayed(passes):
+    model, x = net()
+    method = Mine(q=70.0)
+    for _ in range(4):
+        maps = rectgrad.attribute(model, x, method, target=1)
+    assert passes == ["Linked"] * 4
+    assert same(maps, asked(model, x, 1))
 
 
 def test_replays_go_with_their_model(passes, monkeypatch):

@@ -41,7 +41,8 @@ class Method:
 
     @property
     def steady(self) -> bool:
-        """Whether its rules ask a device nothing on their way, so that they can be replayed."""
+        """Whether its rules are known to be the same in every pass and to ask a device nothing, so that they
+        can be replayed. A subclass has to say so itself."""
         return False
 
     def rules(self) -> Rules:
@@ -92,7 +93,7 @@ class GuidedBackprop(Method):
 
     @property
     def steady(self) -> bool:
-        return True
+        return type(self) in (GuidedBackprop, Deconv)
 
     def rules(self) -> Rules:
         return rules.guided()
@@ -145,7 +146,7 @@ class RectGrad(Method):
 
     @property
     def steady(self) -> bool:
-        return not self.prr and self.interpolation == "nearest"
+        return type(self) is RectGrad and not self.prr and self.interpolation == "nearest"
 
     @property
     def facts(self) -> tuple[str, ...]:  # type: ignore[override]

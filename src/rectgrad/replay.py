@@ -58,8 +58,10 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Known]] = weakref.WeakKeyDictio
 def _questions(subject: Subject, method: Method) -> tuple[dict[Any, Known], Any]:
     """What is known of a model by the questions that it was asked, and this question."""
     lie = tuple([(x.shape, x.stride(), x.dtype, x.device) for x in subject.inputs])
+    question = (method, lie, _climate())
     try:
-        return _known.setdefault(subject.model, {}), (method, lie, _climate())
+        hash(question)
+        return _known.setdefault(subject.model, {}), question
     except TypeError:  # not everything that can be called can be remembered
         return {}, None
 
