@@ -1,5 +1,7 @@
 """Linked passes: the same maps as a tape's, and a tape for everything that is not simple."""
 
+import dataclasses
+import functools
 import gc
 import threading
 import warnings
@@ -310,6 +312,30 @@ def test_batch_norms_in_the_weights(name, method, folding, passes, monkeypatch):
     assert passes
     assert folding
     assert agree(maps, by_tape(monkeypatch, model, inputs, method, target=0))
+
+
+@pytest.mark.filterwarnings("ignore:the map of sample")
+def test_a_rule_around_ours_is_asked_at_every_activation():
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Around(rectgrad.RectGrad):
+        def rules(self):
+            def around(rule):
+                @functools.wraps(rule)
+                def asked(op, R):
+                    seen.append(op.family)
+                    return rule(op, R)
+
+                return asked
+
+            return {family: around(rule) for family, rule in super().rules().items()}
+
+    model, inputs = NETWORKS["residual"](0)
+    model, inputs = model.float(), inputs.float()
+    maps = rectgrad.attribute(model, inputs, Around(q=60.0), target=0)
+    assert seen.count("relu") == 5
+    assert torch.equal(maps, rectgrad.attribute(model, inputs, "rectgrad", target=0, q=60.0))
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def rectified(
         return found
 
     rectified.looks = True  # type: ignore[attr-defined]
-    rectified.through = through  # type: ignore[attr-defined]
+    rectified.through = id(rectified), through  # type: ignore[attr-defined]
     return _of_output(rectified)
 
 
