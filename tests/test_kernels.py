@@ -371,6 +371,22 @@ def test_an_activation_and_its_convolution_in_one_call(conv, q, tau, rule, norme
 
 
 @needs_native
+@pytest.mark.parametrize("seed", range(10))
+def test_average_pooling_of_a_gradient_that_is_not_dense(seed):
+    """It is copied, and the copy is there until it was read."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU(), torch.nn.AvgPool2d(2), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(64, 5),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 3, 34, 34)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECTGRAD_KERNELS", "portable")
+        expected = rectgrad.attribute(model, x, target=1, q=50.0)
+    close(rectgrad.attribute(model, x, target=1, q=50.0), expected)
+
+
+@needs_native
 @pytest.mark.parametrize("shape", [(1, 3), (2, 5, 7), (3, 4, 9, 11), (1, 64, 40, 40), (2, 0, 3), (0, 3, 4)])
 def test_a_dense_gradient_times_a_scale(shape):
     """One pass, and rounded as often as in two."""

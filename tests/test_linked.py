@@ -338,6 +338,30 @@ def test_a_rule_around_ours_is_asked_at_every_activation():
     assert torch.equal(maps, rectgrad.attribute(model, inputs, "rectgrad", target=0, q=60.0))
 
 
+@pytest.mark.parametrize("family", ["conv", "batch_norm"])
+def test_somebodys_own_rule_for_a_step_is_asked(family):
+    """Also where activation, batch norm and convolution could go back in one call."""
+    seen = []
+
+    class Own(rectgrad.RectGrad):
+        def rules(self):
+            def own(op, R):
+                seen.append(op.shape)
+                return tuple(2 * grad for grad in op.vjp(R))
+
+            return {**super().rules(), family: own}
+
+    model, inputs = NETWORKS["residual"](0)
+    model, inputs = model.float(), inputs.float()
+    options = {"q": 80.0, "padding_trick": False}
+    maps = rectgrad.attribute(model, inputs, Own(**options), target=0)
+    calls = len(seen)
+    assert calls == {"conv": 6, "batch_norm": 8}[family]
+    recorded = rectgrad.record(model, inputs).attribute(Own(**options), target=0)
+    assert len(seen) == 2 * calls
+    assert torch.equal(maps, recorded)
+
+
 @pytest.fixture
 def masking(monkeypatch):
     """The padding trick inside the selection, as on a GPU."""

@@ -416,6 +416,134 @@ def test_threads(passes):
     assert "Followed" in passes
 
 
+def interrupted(monkeypatch, at, error):
+    """The way back stops at its `at`-th op."""
+    left, pass_on = [at], way_back.pass_on
+
+    def stopping(op):
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        pass_on(op)
+
+    monkeypatch.setattr(way_back, "pass_on", stopping)
+
+
+@pytest.mark.skipif(CUDA, reason="a graph has no ops to stop at")
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("modified by an inplace operation")])
+def test_a_way_back_that_stopped(error, at, passes, monkeypatch):
+    """What was on its way does not arrive in the next pass."""
+    model, x = net(lambda net, x: x * net.factor + x)
+    asked(model, x)
+    with monkeypatch.context() as patch:
+        interrupted(patch, at, error)
+        if isinstance(error, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                asked(model, x * 2, 1)
+        else:
+            assert same(asked(model, x * 2, 1), afresh(model, x * 2, target=1, q=70.0))
+    assert same(asked(model, x, 4), afresh(model, x, target=1, q=70.0))
+
+
+class Heads(nn.Module):
+    """Two answers, one added to the other in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.first, self.second = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.conv(x).relu().mean((2, 3))
+        out = self.first(x)
+        out.add_(self.second(x))
+        return out
+
+
+def test_what_is_added_in_place_is_written(passes):
+    """The class that is explained is that of the sum."""
+    torch.manual_seed(0)
+    model, seen = Heads().eval().to(DEVICE), []
+    x = torch.randn(16, 3, 6, 6, device=DEVICE)
+    model.first.register_forward_hook(lambda module, given, out: seen.append(out))
+    for _ in range(4):
+        maps = rectgrad.attribute(model, x, q=70.0)
+    assert passes[-1] == "Followed"
+    assert same(maps, afresh(model, x, q=70.0))
+    assert torch.allclose(seen[0], seen[3])
+
+
+@pytest.mark.parametrize("change", ["turned", "fewer"])
+def test_weights_that_lie_there_otherwise(change, passes):
+    """At the same address, turned round or fewer of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(200, 5),
+    )
+    model, x = model.eval().to(DEVICE), torch.randn(2, 3, 7, 7, device=DEVICE)
+    asked(model, x)
+    if change == "turned":
+        model[2].weight.data = model[2].weight.data.transpose(0, 1)
+    else:
+        model[0].weight.data, model[0].bias.data = model[0].weight.data[:4], model[0].bias.data[:4]
+        model[2].weight.data = model[2].weight.data[:, :4]
+    maps = asked(model, x, 1)
+    assert passes[-1] != "Followed"
+    assert same(maps, afresh(model, x, target=1, q=70.0))
+    assert same(asked(model, x, 3), maps)
+
+
+def bounded(net, x):
+    return x.sub(0.3).clamp(min=net.low, max=net.high)
+
+
+def sixth(net, x):
+    return x * (F.relu6(x * 4) / net.low)
+
+
+@pytest.mark.parametrize("step", [bounded, sixth])
+def test_what_a_call_is_by_the_numbers_in_a_tensor(step, passes):
+    """A buffer that is written where it lies makes another activation of it."""
+    model, x = net(step)
+    model.register_buffer("low", torch.tensor(0.0 if step is bounded else 6.0, device=DEVICE))
+    model.register_buffer("high", torch.tensor(6.0, device=DEVICE))
+    asked(model, x)
+    model.low.fill_(-0.25 if step is bounded else 3.0)
+    maps = asked(model, x, 1)
+    assert same(maps, afresh(model, x, target=1, q=70.0))
+
+
+def test_a_weight_of_one_number_is_that_very_one(passes):
+    model, x = net(lambda net, x: F.prelu(x - 0.2, net.slope))
+    model.slope = nn.Parameter(torch.tensor([0.25], device=DEVICE))
+    asked(model, x)
+    model.slope = nn.Parameter(model.slope.detach().clone())
+    maps = asked(model, x, 1)
+    assert passes[-1] != "Followed"
+    assert same(maps, afresh(model, x, target=1, q=70.0))
+
+
+@pytest.mark.parametrize("by", ["hook", "attribute"])
+def test_a_weight_that_holds_its_model(by, passes):
+    """It would never go: there is no replay."""
+    model, x = net()
+    if by == "hook":
+        model.conv.weight.register_hook(lambda grad, model=model: None)
+    else:
+        model.conv.weight.owner = model
+    asked(model, x)
+    assert "Followed" not in passes
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
 def test_what_is_not_finite_is_said(passes):
     model, x = net(lambda net, x: x * net.factor)
     asked(model, x)

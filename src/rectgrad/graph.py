@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.kernels.survivors import as_they_are, carrier
-from rectgrad.op import BRIDGES, Op, Overwrite, storage_of
+from rectgrad.op import BRIDGES, Op, Overwrite, Rules, storage_of
 from rectgrad.trace import Trace
 
 # Backward nodes of rectifiers. Ours are bridged, so one of these was run where the engine could not see it.
@@ -183,6 +183,14 @@ def divides_by_six(node: Any, op: Op | None) -> bool:
     if not isinstance(factor, (int, float)) and not (isinstance(factor, Tensor) and factor.numel() == 1):
         return False
     return abs(float(factor) - (6 if name == "DivBackward" else 1 / 6)) < 1e-3
+
+
+def plain_steps(rules: Rules) -> bool:
+    """Whether linear steps have no rule, or the padding trick alone, so that they take lists and can be
+    merged with one another."""
+    conv = rules.get("conv")
+    ours = conv is None or getattr(conv, "itself", None) == id(conv)  # not a rule around it
+    return ours and rules.keys().isdisjoint(("linear", "batch_norm", "avg_pool"))
 
 
 def mark_carrying(graph: Graph) -> None:

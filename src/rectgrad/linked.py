@@ -177,7 +177,7 @@ class LinkedTape(TorchFunctionMode):
         if spec.writes:
             self._overwrite(x, sources[0])
         op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.current)
-        op.back, op.data_count = _to_both, 2
+        op.back, op.data_count = to_both, 2
         op.input_shapes, op.shape = (x.shape, y.shape), x.shape
         return self._link(op, sources, _without_graph(func, args, kwargs))
 
@@ -358,7 +358,7 @@ def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
         _set_grad_enabled(enabled)
 
 
-def _to_both(R: Tensor) -> tuple[Tensor, Tensor]:
+def to_both(R: Tensor) -> tuple[Tensor, Tensor]:
     return R, R
 
 

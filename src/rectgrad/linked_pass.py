@@ -126,6 +126,8 @@ class LinkedPass:
         chains.mark_gates(linked)
         if "last" in method.facts:
             graph.mark_last(graph.LinkedGraph(root))
+        if not graph.plain_steps(current.rules):
+            return
         if current.carries:
             chains.mark_lists(linked)
         else:

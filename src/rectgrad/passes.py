@@ -102,10 +102,10 @@ class Pass:
 
     def _prepare(self, method: Method, scores: Tensor, observed: bool) -> None:
         """What the rules need to know of the graph; and no rule for a network with parts out of reach."""
-        below = graph.Graph(scores.grad_fn)
+        below, rules = graph.Graph(scores.grad_fn), method.rules()
         for op in self.tape.ops:
             op.facts.clear()
-        hidden = graph.hidden_part(below, self.tape.trace) if method.rules() else None
+        hidden = graph.hidden_part(below, self.tape.trace) if rules else None
         if hidden:
             raise _unsupported(method, hidden)
         graph.mark_gates(below)
@@ -116,7 +116,7 @@ class Pass:
             graph.mark_folded(below)
         if observed:
             graph.mark_channels(below)
-        elif method.thresholds:
+        elif method.thresholds and graph.plain_steps(rules):
             graph.mark_carrying(below)
 
     def rectified(self) -> list[Op]:

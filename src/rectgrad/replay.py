@@ -8,6 +8,7 @@ anew takes the host time; to launch them one by one takes it longer than a GPU t
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from rectgrad import kernels
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked
 from rectgrad.memory import out_of_memory
-from rectgrad.passes import Maps, Observe
+from rectgrad.passes import Maps, Observe, copied
 from rectgrad.script import Call, Following, Noting
 from rectgrad.trace import Trace
 from rectgrad.way_back import Again, Graph, Links, most, room_of, rooms, worth_it
@@ -39,7 +40,7 @@ class Replay(NamedTuple):
     way: Again | Graph
     device: torch.device
     weights: list[Tensor]
-    lying: list[int]  # where they lay
+    lying: list[Any]  # where they lay, and how
     mixes: bool | None
     trace: Trace
 
@@ -53,6 +54,7 @@ class Known:
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Known]] = weakref.WeakKeyDictionary()
+_guard = threading.Lock()
 
 
 def _questions(subject: Subject, method: Method) -> tuple[dict[Any, Known], Any]:
@@ -61,7 +63,8 @@ def _questions(subject: Subject, method: Method) -> tuple[dict[Any, Known], Any]
     question = (method, lie, _climate())
     try:
         hash(question)
-        return _known.setdefault(subject.model, {}), question
+        with _guard:
+            return _known.setdefault(subject.model, {}), question
     except TypeError:  # not everything that can be called can be remembered
         return {}, None
 
@@ -127,7 +130,9 @@ def noted(subject: Subject, method: Method) -> Known | None:
 def release(device: torch.device | None = None) -> bool:
     """Give back what replays hold, on a device or everywhere; whether there were any."""
     found = False
-    for known in [known for questions in list(_known.values()) for known in list(questions.values())]:
+    with _guard:
+        every = [known for questions in _known.values() for known in list(questions.values())]
+    for known in every:
         replay = known.replay
         if replay is not None and (device is None or replay.device == device):
             known.replay, found = None, True
@@ -164,8 +169,14 @@ class FollowedPass(LinkedPass):
     def backward(
         self, method: Method, scores: Tensor, once: bool = True, observe: Observe | None = None
     ) -> Maps:
-        with torch.inference_mode(False), torch.no_grad():
-            arrived, self.sums = self._replay.way(self._R)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                arrived, self.sums = self._replay.way(self._R)
+        except BaseException as error:
+            self._known.replay = None  # it stopped half-way
+            if not isinstance(error, Exception) or out_of_memory(error):
+                raise
+            raise Unlinked("the way back failed: another pass will meet the error again") from None
         self._known.used += 1
         return self._maps(arrived)
 
@@ -176,8 +187,9 @@ class FollowedPass(LinkedPass):
         self._replay.way.lock.release()
 
 
-def _lying(weights: list[Tensor]) -> list[int]:
-    return list(map(Tensor.data_ptr, weights))
+def _lying(weights: list[Tensor]) -> list[Any]:
+    shapes, dtypes = [x.shape for x in weights], [x.dtype for x in weights]
+    return [*map(Tensor.data_ptr, weights), *map(Tensor.stride, weights), *shapes, *dtypes]
 
 
 def _writes(weights: list[Tensor]) -> int:
@@ -197,6 +209,17 @@ class NotedPass(LinkedPass):
     def __init__(self, subject: Subject, tape: Noting, known: Known) -> None:
         super().__init__(subject, tape)
         self._known = known
+        self._made: Replay | None = None
+        given: list[Tensor] = []
+        copied((subject.args, subject.kwargs), lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
+        tape.steady &= not given  # they are others in every call
+
+    def backward(
+        self, method: Method, scores: Tensor, once: bool = True, observe: Observe | None = None
+    ) -> Maps:
+        maps = super().backward(method, scores, once, observe)
+        self._known.replay = self._made  # now others may use it
+        return maps
 
     def _way_back(self) -> Arrived:
         if not self.tape.steady:
@@ -205,7 +228,7 @@ class NotedPass(LinkedPass):
         if by_graph(self._R):
             return self._captured(links)
         arrived, _ = links.back(self._R)
-        self._known.replay = self._replay(Again(links))
+        self._made = self._replay(Again(links))
         return arrived
 
     def _captured(self, links: Links) -> Arrived:
@@ -219,7 +242,7 @@ class NotedPass(LinkedPass):
             arrived, sums = links.back(self._R)
             done = graph.capture(links, arrived)
             if done and graph.memory.size <= most(device):
-                self._known.replay = self._replay(graph)
+                self._made = self._replay(graph)
             elif done and release(device):
                 self._known.made -= 1  # the others go, and it is tried again without them
         finally:

@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from rectgrad import ops
 from rectgrad.calls import asked, undisturbed
 from rectgrad.composite import inside
-from rectgrad.direct import DIRECT, direct
-from rectgrad.linked import LinkedTape, Unlinked, way_of
+from rectgrad.direct import direct
+from rectgrad.linked import LinkedTape, Unlinked, to_both, way_of
 from rectgrad.op import Keep, Op, Slot
 
 _ATOMS = frozenset(
@@ -49,9 +49,11 @@ class Call:
         self.source = self.numbers[0] if self.of_one else -1
         self.saves_input = op is not None and bool(op.inputs)
         self.saves_output = op is not None and op._output is not None
-        self.in_closed_form = op is not None and op.name in DIRECT and op.back is not None
+        self.in_closed_form = op is not None and op.back is not None and op.back is not to_both
         activates = op is not None and op.family in ops.RECTIFIERS
-        self.simple = self.of_one and op is not None and (op.step is not None or activates)
+        # Equal tensors of several numbers cannot be taken for the same one.
+        told_apart = all(weight.numel() != 1 for weight in self.weights)
+        self.simple = self.of_one and op is not None and told_apart and (op.step is not None or activates)
         self.run = _shortcut(func, self.rest, kwargs)
         self.done: tuple[int, ...] = ()
 
@@ -148,10 +150,20 @@ class Noting(LinkedTape):
 
 
 def _can_be_followed(call: Call, op: Op) -> bool:
+    if any(_refers(weight) for weight in call.weights):
+        return False
+    # What these are depends on their numbers: see ops.refine and chains.mark_gates.
+    if op.spec.family in ("clamp", "div", "mul") and any(weight.numel() == 1 for weight in call.weights):
+        return False
     if op.step is not None or op.family in ops.RECTIFIERS:
         overwrites = op.spec.writes or any(value is True for value in (*call.rest, *call.values))
-        return call.simple and not (call.saves_input and overwrites)
-    return op.back is not None and (call.in_closed_form or op.family == "add")
+        return call.of_one and not (call.saves_input and overwrites)
+    return op.back is not None
+
+
+def _refers(weight: Tensor) -> bool:
+    """Whether a weight may hold its model, which would then never go."""
+    return bool(vars(weight) or weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
 class Following(LinkedTape):
@@ -236,6 +248,10 @@ class Following(LinkedTape):
                 y = self._directly(op, [made[number] for number in call.numbers])
             else:
                 y = call.func(*args, **kwargs)
+            if call.saves_input:
+                self._save(args[0])
+            if call.saves_output:
+                self._save(y)
         finally:
             _set_grad_enabled(True)
         made.append(y.requires_grad_())

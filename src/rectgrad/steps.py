@@ -4,6 +4,9 @@ that passed."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -335,8 +338,36 @@ class AvgPool:
         return out
 
 
-@lru_cache(maxsize=512)
+class _Constants(threading.local):
+    used: list[Tensor] | None = None
+
+
+_constants = _Constants()
+
+
+@contextlib.contextmanager
+def constants_used() -> Iterator[list[Tensor]]:
+    """The constants below that are used in here: a graph reads them as long as it lives."""
+    used: list[Tensor] = []
+    _constants.used = used
+    try:
+        yield used
+    finally:
+        _constants.used = None
+
+
+def _noted(constant: Tensor) -> Tensor:
+    if _constants.used is not None:
+        _constants.used.append(constant)
+    return constant
+
+
 def _zeros(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _noted(_kept_zeros(n, dtype, device))
+
+
+@lru_cache(maxsize=512)
+def _kept_zeros(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(n, dtype=dtype, device=device)
 
 
@@ -382,7 +413,7 @@ def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:
     """R times 1 within the region and 0 outside: what is not finite there stays so, and is noticed."""
     if within is None:
         return R
-    return R * _ones_within(tuple(R.shape[-len(within) :]), within, R.dtype, R.device)
+    return R * _noted(_ones_within(tuple(R.shape[-len(within) :]), within, R.dtype, R.device))
 
 
 @lru_cache(maxsize=512)

@@ -142,14 +142,19 @@ class Subject:
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
         with quiet:
+            settled = self.settled
             for begin in (followed, Subject._linked) if self._simple(method) else ():
-                passed = begin(self, method)
-                if passed is not None:
-                    try:
+                passed: LinkedPass | None = None
+                try:
+                    passed = begin(self, method)
+                    if passed is not None:
                         return self._answered(method, passed)
-                    except Unlinked:
-                        passed.give_up(self.model)
-                    finally:
+                except Unlinked:
+                    assert passed is not None
+                    passed.give_up(self.model)
+                    self.settled = settled  # by the outputs of another pass
+                finally:
+                    if passed is not None:
                         passed.end()
                 del passed
             return self._answered(method, self.passed or Pass(self, self.tape_for(method)))

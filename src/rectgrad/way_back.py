@@ -4,6 +4,7 @@ kept, or, on a GPU, all their launches in one, a CUDA graph.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived, pass_on
 from rectgrad.op import Current, Op
+from rectgrad.steps import constants_used
 
 SHARE = 20  # all graphs together hold at most one part in so many of a device's memory
 AT_ONCE, BYTES_AT_ONCE = 16, 1 << 28  # tensors that are copied by one launch, at most
@@ -180,7 +182,8 @@ class Graph:
     def capture(self, links: Links, arrived: Arrived) -> bool:
         """Whether it could be done, and gives what arrived the first time."""
         try:
-            self._run, self._found, taken = captured(lambda: links.back(self._begins), self.memory)
+            with constants_used() as self._constants:
+                self._run, self._found, taken = captured(lambda: links.back(self._begins), self.memory)
             self._run()
             alike = all(_alike(a, b) for a, b in zip(arrived, self._found.arrived, strict=True))
         except RuntimeError:  # it asks the device something on its way, or takes too much memory
@@ -191,9 +194,12 @@ class Graph:
     def begin(self) -> Save:
         self._room.enter()
         self._waiting, self._kept, self._bytes = [], 0, 0
+        self._stream = _stream(self._begins)
         return self._save
 
     def _save(self, x: Tensor) -> None:
+        if _stream(x) != self._stream:
+            raise Unlinked("a stream of the model's own")
         self._waiting.append(x)
         self._bytes += x.nbytes
         if len(self._waiting) == AT_ONCE or self._bytes > BYTES_AT_ONCE:
@@ -219,6 +225,12 @@ class Graph:
         return Found([None if x is None else x.clone() for x in arrived], [x.clone() for x in sums])
 
 
+def _stream(x: Tensor) -> int:
+    """The current one of a tensor's device."""
+    found: int = torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
+    return found
+
+
 def captured(way_back: Callable[[], Found], memory: Memory) -> tuple[Callable[[], Any], Found, int]:
     """What does on the device again what `way_back` does, where that leaves its results, and the bytes that
     it took."""
@@ -233,8 +245,11 @@ def captured(way_back: Callable[[], Found], memory: Memory) -> tuple[Callable[[]
             with one_scratch():
                 arrived, sums = way_back()
                 found = Found(arrived, [torch.stack([s.reshape(()) for s in sums]).sum()] if sums else [])
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what happened is said, not what comes of it
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph.replay, found, max(torch.cuda.memory_reserved(memory.device) - before, 0)
 
 
