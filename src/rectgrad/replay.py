@@ -188,8 +188,8 @@ class FollowedPass(LinkedPass):
 
 
 def _lying(weights: list[Tensor]) -> list[Any]:
-    shapes, dtypes = [x.shape for x in weights], [x.dtype for x in weights]
-    return [*map(Tensor.data_ptr, weights), *map(Tensor.stride, weights), *shapes, *dtypes]
+    asked = (Tensor.data_ptr, Tensor.stride, Tensor.size, operator.attrgetter("dtype"))
+    return [list(map(each, weights)) for each in asked]
 
 
 def _writes(weights: list[Tensor]) -> int:

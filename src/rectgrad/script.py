@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rectgrad import ops
-from rectgrad.calls import asked, undisturbed
+from rectgrad.calls import asked, autocasts, undisturbed
 from rectgrad.composite import inside
 from rectgrad.direct import direct
 from rectgrad.linked import LinkedTape, Unlinked, to_both, way_of
@@ -28,6 +28,9 @@ _ATOMS = frozenset(
 )
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 _NOTHING: dict[str, Any] = {}
+# As `undisturbed` asks them.
+_enabled: Callable[[], bool] = torch.is_grad_enabled
+_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Call:
@@ -193,20 +196,22 @@ class Following(LinkedTape):
         if call is None or call.func is not func or not call.simple:
             return self._unlike(call, func, args, kwargs or {})
         try:
-            made = self.made
+            made, x = self.made, args[0] if args else None
             if (
-                args[0] is not made[call.source]
+                x is not made[call.source]
                 or args[1:] != call.rest
                 or (kwargs or _NOTHING) != call.kwargs
-                or not undisturbed()
+                or not _enabled()
+                or autocasts()
+                or _hooks(False) is not None
             ):
                 raise Unlinked("a call that is not as noted")
             self._call = next(self._coming, None)
             _set_grad_enabled(False)
             try:
-                y = call.run(args[0])
+                y = call.run(x)
                 if call.saves_input:
-                    self._save(args[0])
+                    self._save(x)
                 if call.saves_output:
                     self._save(y)
             finally:
@@ -226,17 +231,18 @@ class Following(LinkedTape):
             return func(*args, **kwargs)
         if way is inside:
             return inside(self, spec, func, args, kwargs)
-        self.failed = True  # unless all goes well
-        if call is None or call.func is not func or not undisturbed():
-            raise Unlinked("another call than noted")
-        if not self._same(args, call.args) or list(kwargs) != call.names:
-            raise Unlinked("a call that is not as noted")
-        if not self._same(tuple(kwargs.values()), call.values):
-            raise Unlinked("a call that is not as noted")
-        self._call = next(self._coming, None)
-        y = self._made_of_many(call, args, kwargs)
-        self.failed = False
-        return y
+        try:
+            if call is None or call.func is not func or not undisturbed():
+                raise Unlinked("another call than noted")
+            if not self._same(args, call.args) or list(kwargs) != call.names:
+                raise Unlinked("a call that is not as noted")
+            if not self._same(tuple(kwargs.values()), call.values):
+                raise Unlinked("a call that is not as noted")
+            self._call = next(self._coming, None)
+            return self._made_of_many(call, args, kwargs)
+        except BaseException:
+            self.failed = True
+            raise
 
     def _made_of_many(self, call: Call, args: tuple, kwargs: dict) -> Any:
         op, made = call.op, self.made

@@ -167,7 +167,7 @@ class Graph:
     def __init__(self, links: Links, R: Tensor, room: Room) -> None:
         self.lock, self._room, self.memory = room.lock, room, room.memory()
         self._begins, self._places = R.clone(), list[Tensor]()
-        self._waiting, self._kept, self._bytes = list[Tensor](), 0, 0
+        self._waiting, self._kept, self._index = list[Tensor](), 0, R.get_device()
         place = self.memory.places()
 
         def moved(x: Tensor) -> Tensor:
@@ -178,6 +178,8 @@ class Graph:
             op.inputs, op.needed = tuple(map(moved, op.inputs)), tuple(map(moved, op.needed))
             op._output = moved(op._output) if op._output is not None else None
             op.versions = ()
+        largest = max([place.nbytes for place in self._places], default=1)
+        self._together = min(AT_ONCE, max(1, BYTES_AT_ONCE // largest))
 
     def capture(self, links: Links, arrived: Arrived) -> bool:
         """Whether it could be done, and gives what arrived the first time."""
@@ -193,23 +195,22 @@ class Graph:
 
     def begin(self) -> Save:
         self._room.enter()
-        self._waiting, self._kept, self._bytes = [], 0, 0
-        self._stream = _stream(self._begins)
+        self._waiting, self._kept = [], 0
+        self._stream = _stream(self._index)
         return self._save
 
     def _save(self, x: Tensor) -> None:
-        if _stream(x) != self._stream:
+        if _stream(self._index) != self._stream:
             raise Unlinked("a stream of the model's own")
         self._waiting.append(x)
-        self._bytes += x.nbytes
-        if len(self._waiting) == AT_ONCE or self._bytes > BYTES_AT_ONCE:
+        if len(self._waiting) == self._together:
             self._copy()
 
     def _copy(self) -> None:
         """What waits, to its places: many at once, as each launch takes its time."""
         waiting = self._waiting
         places = self._places[self._kept : self._kept + len(waiting)]
-        self._kept, self._waiting, self._bytes = self._kept + len(waiting), [], 0
+        self._kept, self._waiting = self._kept + len(waiting), []
         if [(x.shape, x.stride()) for x in waiting] != [(x.shape, x.stride()) for x in places]:
             raise Unlinked("other shapes than noted")
         if waiting:
@@ -225,10 +226,12 @@ class Graph:
         return Found([None if x is None else x.clone() for x in arrived], [x.clone() for x in sums])
 
 
-def _stream(x: Tensor) -> int:
-    """The current one of a tensor's device."""
-    found: int = torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
-    return found
+def _stream(device: int) -> int:
+    """The current one; 0 on a CPU."""
+    return _current_stream(device) if device >= 0 else 0
+
+
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 def captured(way_back: Callable[[], Found], memory: Memory) -> tuple[Callable[[], Any], Found, int]:
