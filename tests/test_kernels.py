@@ -391,11 +391,12 @@ def test_average_pooling_of_a_gradient_that_is_not_dense(seed):
 def test_a_dense_gradient_times_a_scale(shape):
     """One pass, and rounded as often as in two."""
     torch.manual_seed(0)
-    R, inverse, factor = torch.randn(shape), torch.rand(shape[1]), torch.randn(shape[1])
+    R, variance, factor = torch.randn(shape), torch.rand(shape[1]) * 3, torch.randn(shape[1])
     by = (1, -1, *(1,) * (len(shape) - 2))
-    assert torch.equal(native.scaled(R, inverse, None), R * inverse.reshape(by))
-    expected = (R * inverse.reshape(by)).mul_(factor.reshape(by))
-    assert torch.equal(native.scaled(R, inverse, factor), expected)
+    inverse = (variance.double() + 1e-3).rsqrt().float().reshape(by)
+    assert torch.equal(native.scaled(R, variance, None, 1e-3), R * inverse)
+    expected = (R * inverse).mul_(factor.reshape(by))
+    assert torch.equal(native.scaled(R, variance, factor, 1e-3), expected)
 
 
 @needs_native

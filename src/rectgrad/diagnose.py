@@ -96,7 +96,7 @@ def _look(op: Op, R: Tensor) -> None:
 
 def warn_if_nothing_passed(subject: Subject, method: Method, maps: Maps) -> None:
     """Say which layer stopped a map that is zero, and what would let something through."""
-    if not method.thresholds:
+    if not method.thresholds or (len(maps[0]) == 1 and bool(maps[0].any())):
         return
     zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
     if bool(zero.any()):

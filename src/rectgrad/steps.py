@@ -286,8 +286,8 @@ class Scale:
             bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
             return torch.batch_norm(R, weight, bias, mean, variance, False, 0.0, self.eps, cudnn)
         # To the last bit as torch computes it.
-        if self.takes_lists and _plain(R) and (weight is None or _plain(weight)):
-            return native.scaled(R, self._inverse(), weight)
+        if kernels.carries(R) and all(x is None or _plain(x) for x in (R, variance, weight)):
+            return native.scaled(R, variance, weight, self.eps)
         grad = R * channelwise(self._inverse(), R)
         return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
 

@@ -64,6 +64,7 @@ class Again:
         self._keeping = [op for op in links.ops if any(True for _ in op.held())]
         self._numbers = [(len(op.inputs), len(op.needed), op._output is not None) for op in self._keeping]
         self._total = sum(map(sum, self._numbers))
+        self._steps = [op.step for op in links.ops if op.step is not None]
         self._forget()
 
     def begin(self) -> Save:
@@ -78,9 +79,8 @@ class Again:
             op.inputs = tuple([next(coming) for _ in range(inputs)])
             op.needed = tuple([next(coming) for _ in range(needed)])
             op._output = next(coming) if output else None
-        for op in self._links.ops:
-            if op.step is not None:
-                op.step.meet_again()
+        for step in self._steps:
+            step.meet_again()
         try:
             return self._links.back(R)
         finally:

@@ -95,7 +95,9 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
     lib.rg_avg_pool.argtypes = [POINTER(Pooling), c_void_p, c_void_p, c_int]
     lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
-    lib.rg_scaled.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
+    lib.rg_scaled.argtypes = [
+        *(c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_int64, c_void_p, c_int)
+    ]
     lib.rg_use_pool.argtypes = [c_void_p]
     lib.rg_use_pool(_pool())
     return lib
@@ -217,17 +219,17 @@ def scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return out
 
 
-def scaled(R: Tensor, inverse: Tensor, factor: Tensor | None) -> Tensor:
-    """R * inverse * factor, one of each a channel, in one pass and rounded twice as torch does it."""
+def scaled(R: Tensor, variance: Tensor, factor: Tensor | None, eps: float) -> Tensor:
+    """R / sqrt(variance + eps) * factor, one of each a channel, in one pass and rounded as torch does it."""
     library = load()
     assert library is not None
     out = torch.empty_like(R)
-    channels = len(inverse)
+    channels = len(variance)
     planes = len(R) * channels
     each = R.numel() // planes if planes else 0
     given = None if factor is None else factor.data_ptr()
     library.functions.rg_scaled(
-        *(R.data_ptr(), inverse.data_ptr(), given, planes, channels, each),
+        *(R.data_ptr(), variance.data_ptr(), given, eps, planes, channels, each),
         *(out.data_ptr(), torch.get_num_threads()),
     )
     return out

@@ -77,25 +77,27 @@ void rg_scale(const float *variance, const float *weight, double eps, int64_t n,
 }
 
 typedef struct {
-    const float *r, *inverse, *factor;
+    const float *r, *variance, *factor;
+    double eps;
     float *out;
     int64_t channels, each;
 } scaling;
 
 static void scale_plane(void *context, int64_t plane) {
     const scaling *s = context;
-    const float *r = s->r + plane * s->each, inverse = s->inverse[plane % s->channels];
+    int64_t channel = plane % s->channels;
+    const float *r = s->r + plane * s->each, inverse = (float)(1 / sqrt((double)s->variance[channel] + s->eps));
     float *out = s->out + plane * s->each;
     if (!s->factor) {
         for (int64_t i = 0; i < s->each; i++) out[i] = r[i] * inverse;
         return;
     }
-    const float factor = s->factor[plane % s->channels];
+    const float factor = s->factor[channel];
     for (int64_t i = 0; i < s->each; i++) out[i] = r[i] * inverse * factor;
 }
 
-void rg_scaled(const float *r, const float *inverse, const float *factor, int64_t planes, int64_t channels,
-               int64_t each, float *out, int threads) {
-    scaling s = {r, inverse, factor, out, channels, each};
+void rg_scaled(const float *r, const float *variance, const float *factor, double eps, int64_t planes,
+               int64_t channels, int64_t each, float *out, int threads) {
+    scaling s = {r, variance, factor, eps, out, channels, each};
     parallel(planes, planes * each < 32768 ? 1 : threads, scale_plane, &s);
 }

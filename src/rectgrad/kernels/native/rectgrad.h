@@ -65,9 +65,10 @@ int rg_avg_pool(const pooling *p, const float *r, float *out, int threads);
 /* weight / sqrt(variance + eps), the factor of a batch norm; weight may be null. */
 void rg_scale(const float *variance, const float *weight, double eps, int64_t n, float *out);
 
-/* r * inverse * factor, in this order, of planes of `each` floats, one number a channel; factor may be null. */
-void rg_scaled(const float *r, const float *inverse, const float *factor, int64_t planes, int64_t channels,
-               int64_t each, float *out, int threads);
+/* r / sqrt(variance + eps) * factor of planes of `each` floats, one of each a channel; factor may be null. The
+   root is taken of doubles and rounded once, the product after each factor. */
+void rg_scaled(const float *r, const float *variance, const float *factor, double eps, int64_t planes,
+               int64_t channels, int64_t each, float *out, int threads);
 
 /* Use the thread pool of the OpenMP runtime that is loaded already: a second one would fight it. */
 void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned));
