@@ -391,6 +391,8 @@ def test_an_error_about_the_class(passes):
     asked(model, x)
     with pytest.raises(ValueError, match="out of range"):
         rectgrad.attribute(model, x, target=99, q=70.0)
+    (way,) = (replay.way for replay in held())
+    assert (way._kept if isinstance(way, way_back.Again) else way._waiting) == []  # nothing of that pass
     asked(model, x, 1)
     assert passes[-1] == "Followed"
 

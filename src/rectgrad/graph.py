@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.kernels.survivors import as_they_are, carrier
+from rectgrad.kernels.survivors import carrier
 from rectgrad.op import BRIDGES, Op, Overwrite, Rules, storage_of
 from rectgrad.trace import Trace
 
@@ -57,8 +57,6 @@ class Graph:
         self.below[node] = following
         return following
 
-    carry = staticmethod(carrier)  # lists as what autograd hands on
-
     def hooked(self, node: Any) -> bool:
         """Whether somebody looks at the gradient that arrives at a node."""
         return bool(node.metadata.get(_HOOKED))
@@ -76,15 +74,10 @@ class Graph:
 class LinkedGraph(Graph):
     """The same of a linked pass, whose nodes are its ops."""
 
-    carry = staticmethod(as_they_are)
-
     def _enter(self, node: Any) -> list[Any]:
         self.ops[node] = node
         self.below[node] = following = list(node.sources)
         return following
-
-    def hooked(self, node: Any) -> bool:
-        return False
 
 
 class Written:
@@ -201,7 +194,7 @@ def mark_carrying(graph: Graph) -> None:
         if op.family in ops.RECTIFIERS or op.family == "batch_norm":
             following = graph.below[node]
             carries = len(following) == 1 and _passes_on(graph, following[0], takers)
-            op.facts["carry"] = graph.carry if carries else None
+            op.facts["carry"] = carrier if carries else None
 
 
 def _takes_lists(op: Op) -> bool:

@@ -102,7 +102,7 @@ def followed(subject: Subject, method: Method) -> FollowedPass | None:
     try:
         return FollowedPass(subject, replay, known)
     except BaseException as error:
-        replay.way.lock.release()
+        replay.way.end()
         if not isinstance(error, Exception) or out_of_memory(error):
             raise
         known.replay = None  # another pass will meet the error again, if it was not for the script
@@ -184,7 +184,7 @@ class FollowedPass(LinkedPass):
         self._known.replay = None
 
     def end(self) -> None:
-        self._replay.way.lock.release()
+        self._replay.way.end()
 
 
 def _lying(weights: list[Tensor]) -> list[Any]:

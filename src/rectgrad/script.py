@@ -209,17 +209,9 @@ class Following(LinkedTape):
             self._call = next(self._coming, None)
             _set_grad_enabled(False)
             try:
-                y = call.run(x)
-                if call.saves_input:
-                    self._save(x)
-                if call.saves_output:
-                    self._save(y)
+                return self._kept(call, x, call.run(x))
             finally:
                 _set_grad_enabled(True)
-            made.append(y.requires_grad_())
-            for number in call.done:
-                made[number] = None
-            return y
         except BaseException:
             self.failed = True
             raise
@@ -254,15 +246,19 @@ class Following(LinkedTape):
                 y = self._directly(op, [made[number] for number in call.numbers])
             else:
                 y = call.func(*args, **kwargs)
-            if call.saves_input:
-                self._save(args[0])
-            if call.saves_output:
-                self._save(y)
+            return self._kept(call, args[0], y)
         finally:
             _set_grad_enabled(True)
-        made.append(y.requires_grad_())
+
+    def _kept(self, call: Call, x: Any, y: Tensor) -> Tensor:
+        """What a call made of x: what is read of it later stays, what nobody reads any more goes."""
+        if call.saves_input:
+            self._save(x)
+        if call.saves_output:
+            self._save(y)
+        self.made.append(y.requires_grad_())
         for number in call.done:
-            made[number] = None
+            self.made[number] = None
         return y
 
     def _directly(self, op: Op, data: list[Tensor]) -> Tensor:

@@ -86,6 +86,11 @@ class Again:
         finally:
             self._forget()
 
+    def end(self) -> None:
+        """Also of a pass that did not come so far."""
+        self._kept = []
+        self.lock.release()
+
     def _forget(self) -> None:
         """Nothing of a pass is held until the next one."""
         self._kept = []
@@ -224,6 +229,10 @@ class Graph:
         self._run()
         arrived, sums = self._found
         return Found([None if x is None else x.clone() for x in arrived], [x.clone() for x in sums])
+
+    def end(self) -> None:
+        self._waiting = []
+        self.lock.release()
 
 
 def _stream(device: int) -> int:
