@@ -223,6 +223,23 @@ def test_another_way_through_the_model(passes):
     assert same(maps, afresh(model, x, target=1, q=70.0))
 
 
+def test_the_same_calls_on_other_tensors(passes):
+    """Which are all there still, and of one shape."""
+
+    def step(net, x):
+        left, right = x * 2, x.tanh()
+        return (left if net.factor > 1 else right).relu() + left + right
+
+    model, x = net(step)
+    before = asked(model, x)
+    assert passes == THREE
+    model.factor = 0.5
+    maps = asked(model, x, 1)
+    assert passes[-1] != "Followed"
+    assert not same(maps, before)
+    assert same(maps, afresh(model, x, target=1, q=70.0))
+
+
 def turned_at(limit):
     def step(net, x):
         with torch.no_grad():
