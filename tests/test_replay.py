@@ -6,6 +6,7 @@ steps are run again on the same places, so that everything but the graph is test
 
 import dataclasses
 import gc
+import itertools
 import threading
 import weakref
 
@@ -16,9 +17,10 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import kernels, replay, steps, way_back
+from rectgrad import device_graph, kernels, replay, steps, way_back
 from rectgrad.op import Op
 from rectgrad.script import Following
+from rectgrad.subject import Subject
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -29,19 +31,20 @@ NOT_REPLAYED = frozenset(
 )
 
 
-def run_again(back, memory):
+def run_again(todo, memory):
     """As a graph does it: the same steps on the same places, and the results where they were."""
-    arrived, _ = back()
-    found = way_back.Found([None if R is None else R.clone() for R in arrived], [torch.zeros(())])
 
-    def run():
+    def again():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(steps, "unchanged", lambda weight: weight[0])  # a graph reads what is there
-            again = back()
-        found.sums[0].fill_(sum(float(s) for s in again.sums))
-        for place, R in zip(found.arrived, again.arrived, strict=True):
+            return todo()
+
+    found = [None if x is None else x.clone() for x in again()]
+
+    def run():
+        for place, x in zip(found, again(), strict=True):
             if place is not None:
-                place.copy_(R)
+                place.copy_(x)
 
     return run, found, 0
 
@@ -68,13 +71,13 @@ def passes(monkeypatch, kind):
     if not CUDA and kind == "graph":
         monkeypatch.setattr(kernels, "carries", lambda x: False)
         monkeypatch.setattr(replay, "by_graph", lambda R: True)
-        monkeypatch.setattr(way_back, "captured", run_again)
-        monkeypatch.setattr(way_back, "most", lambda device: 1 << 30)
-        monkeypatch.setattr(replay, "most", lambda device: 1 << 30)
+        monkeypatch.setattr(device_graph, "captured", run_again)
+        for module in (device_graph, replay):
+            monkeypatch.setattr(module, "most", lambda device: 1 << 30)
         monkeypatch.setattr(Op, "release", lambda op: None)  # a graph needs none of it; to run again does
     monkeypatch.setattr(replay, "_known", weakref.WeakKeyDictionary())
     rooms = {}
-    for module in (way_back, replay):
+    for module in (device_graph, replay):
         monkeypatch.setattr(module, "rooms", rooms)
     return kinds
 
@@ -291,6 +294,194 @@ def test_a_model_that_keeps_what_it_made(passes):
     assert not torch.equal(held[2], held[3])
 
 
+def test_what_hooks_keep_has_its_values(passes):
+    """Also where it is written on later, seen from another side, or what the model answers."""
+    model, x = net(lambda net, x: F.relu(net.wide(x), inplace=True).flatten(1).unflatten(1, x.shape[1:]))
+    model.wide = nn.Conv2d(8, 8, 1).eval().to(DEVICE)
+    kept = {}
+    for module in (model.conv, model.norm, model.wide, model.fc, model):
+        module.register_forward_hook(lambda module, given, out: kept.setdefault(module, []).append(out))
+    asked(model, x)
+    asked(model, x * 2, 1)
+    assert passes == [*THREE, "Followed"]
+    seen, kept = kept, {}
+    expected = model(x), model(x * 2)
+    for module, (first, _, third, other) in seen.items():
+        assert torch.equal(first, third)
+        assert torch.allclose(third, kept[module][0], atol=1e-5)
+        assert torch.allclose(other, kept[module][1], atol=1e-5)
+    assert torch.allclose(seen[model][3], expected[1], atol=1e-5)
+
+
+def test_what_is_kept_of_a_pass_that_was_not_as_noted(passes):
+    model, x = net(lambda net, x: x * net.factor)
+    seen = []
+    model.norm.register_forward_hook(lambda module, given, out: seen.append(out))
+    asked(model, x)
+    model.factor = 3.0
+    asked(model, x, 1)
+    assert passes[-1] != "Followed"
+    assert len(seen) > 4
+    expected = F.batch_norm(
+        model.conv(x), *list(model.norm.buffers())[:2], model.norm.weight, model.norm.bias
+    )
+    assert all(torch.allclose(out, expected, atol=1e-5) for out in seen)
+
+
+def test_a_score_of_ones_own(passes):
+    """Its calls are the pass's too."""
+    model, x = net()
+
+    def score(out):
+        return (out * out).mean(1)
+
+    maps = [rectgrad.attribute(model, x * k, target=score, q=70.0) for k in (1, 1, 1, 2)]
+    assert passes == [*THREE, "Followed"]
+    assert same(maps[0], maps[2])
+    assert same(maps[3], afresh(model, x * 2, target=score, q=70.0))
+    asked(model, x, 1)
+    assert passes[-1] != "Followed"
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net()[0]
+
+    def forward(self, x):
+        features = self.net.conv(x).relu()
+        return {"logits": self.net.fc(features.mean((2, 3))), "features": features, "given": x}
+
+
+def test_one_of_several_answers(passes):
+    model, x = Several(), net()[1]
+    model, score = (
+        model.eval(),
+        lambda out: out["logits"].mul(out["features"].mean((1, 2, 3)).view(-1, 1)).mean(1),
+    )
+    maps = [rectgrad.attribute(model, x * k, target=score, q=70.0) for k in (1, 1, 1, 2)]
+    assert passes[-1] == "Followed"
+    assert same(maps[0], maps[2])
+    assert same(maps[3], afresh(model, x * 2, target=score, q=70.0))
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda out: out, Answer])
+def test_the_answer_stays(wrap, passes, monkeypatch):
+    """Also where a score is made of it, and after another pass."""
+    answers = []
+
+    def finish(self, *args, _finish=Subject.finish):
+        maps = _finish(self, *args)
+        answers.append(self.answer)
+        return maps
+
+    monkeypatch.setattr(Subject, "finish", finish)
+    model, x = net()
+    wrapped = Wrapped(model, wrap).eval()
+    for k in (1, 1, 1, 2):
+        rectgrad.attribute(wrapped, x * k, target=lambda out: getattr(out, "logits", out).mean(1), q=70.0)
+    assert passes == [*THREE, "Followed"]
+    for k, answer in zip((1, 1, 1, 2), answers, strict=True):
+        assert torch.allclose(answer, model(x * k), atol=1e-5)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model, wrap):
+        super().__init__()
+        self.model, self.wrap = model, wrap
+
+    def forward(self, x):
+        return self.wrap(self.model(x))
+
+
+class Early(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.both = net()[0], True
+
+    def forward(self, x):
+        out = self.net(x)
+        return out - self.net.fc.bias if self.both else out
+
+
+def test_another_answer(passes):
+    """All calls are as noted, but the last one is not made."""
+    model, x = Early().eval(), net()[1]
+    for _ in range(3):
+        rectgrad.attribute(model, x, q=70.0)
+    model.both = False
+    maps = rectgrad.attribute(model, x, q=70.0)
+    assert passes[-1] != "Followed"
+    assert same(maps, afresh(model, x, q=70.0))
+
+
+def out_of_sight(func):
+    with torch._C.DisableTorchFunction():
+        func()
+
+
+def test_a_weight_that_the_model_writes(passes):
+    def step(net, x):
+        if net.factor > 2:
+            out_of_sight(lambda: net.fc.weight.detach().mul_(0.5))
+        return x
+
+    model, x = net(step)
+    asked(model, x)
+    model.factor = 3.0
+    asked(model, x, 1)
+    assert passes[-1] != "Followed"
+
+
+@graphs
+def test_what_is_written_out_of_sight(passes):
+    """A graph does not do it again: it is not used."""
+    model, x = net()
+    model.conv.register_forward_hook(lambda *call: out_of_sight(lambda: call[-1].detach().mul_(-2)))
+    maps = asked(model, x, 4)
+    assert "Followed" not in passes
+    assert same(maps, afresh(model, x, target=1, q=70.0))
+
+
+@graphs
+def test_another_stream_than_at_first(passes, monkeypatch):
+    model, x = net()
+    expected = asked(model, x)
+    others = itertools.count()
+    monkeypatch.setattr(device_graph, "_stream", lambda device: next(others))
+    assert same(asked(model, x, 1), expected)
+    assert passes[-1] != "Followed"
+
+
+@graphs
+def test_the_pass_is_run_once(passes, monkeypatch):
+    """Nobody keeps anything, also where it is not as noted: there is nothing to run for them."""
+    again = []
+    monkeypatch.setattr(device_graph.Graph, "_give_all", lambda self, held: again.append(held))
+    model, x = net(lambda net, x: x * net.factor)
+    asked(model, x, 4)
+    model.factor = 3.0
+    asked(model, x, 1)
+    assert passes == [*THREE, "Followed", passes[-1]]
+    assert passes[-1] != "Followed"
+    assert again == []
+
+
+def where_it_lies(net, x):
+    net.held.append(x.data_ptr())
+    return x
+
+
+def shown(net, x):
+    net.held.append(str(x))
+    return x
+
+
 def made_anew(net, x):
     return x * torch.full((), net.factor, device=x.device)
 
@@ -306,7 +497,7 @@ def counted(net, x):
     return x
 
 
-@pytest.mark.parametrize("step", [made_anew, copied, counted])
+@pytest.mark.parametrize("step", [made_anew, copied, counted, where_it_lies, shown])
 def test_what_is_not_replayed(step, passes):
     model, x = net(step)
     maps = asked(model, x, 4)
@@ -344,9 +535,7 @@ def test_a_method_of_somebodys_own_is_not_replayed(passes):
 
 def test_replays_go_with_their_model(passes, monkeypatch):
     if not CUDA:  # a graph holds none of what it was captured from
-        monkeypatch.setattr(
-            way_back, "captured", lambda back, memory: (int, way_back.Found(back().arrived, []), 0)
-        )
+        monkeypatch.setattr(device_graph, "captured", lambda todo, memory: (int, todo(), 0))
     model, x = net()
     asked(model, x)
     (known,) = (known for questions in replay._known.values() for known in questions.values())
@@ -368,7 +557,7 @@ def test_replays_share_their_memory(passes):
         asked(model, x)
     assert passes == THREE * 3
     assert len({id(replay.way.memory) for replay in held()}) == 1
-    assert len({replay.way._places[0].data_ptr() for replay in held()}) == 1
+    assert len({replay.way._stand_ins[-1].data_ptr() for replay in held()}) == 1
     del passes[:]
     expected = [afresh(model, x * 2, target=1, q=70.0) for model in models]
     for model in models:
@@ -379,15 +568,18 @@ def test_replays_share_their_memory(passes):
 
 
 @graphs
-def test_one_that_needs_more_memory(passes, monkeypatch):
-    monkeypatch.setattr(way_back, "CHUNK", 1000)
+def test_one_that_needs_more_memory(passes):
+    """What stands in for a large tensor does for the small ones too."""
     model, x = net()
+    sizes = []
     for part in (x[:1], x, x[:2], x[:1]):
         asked(model, part)
+        sizes.append(held()[0].way.memory.behind.nbytes)
     assert passes == [*THREE * 3, "Followed", "Followed", "Followed"]
-    sizes = [len(replay.way.memory.chunks) for replay in held()]
-    assert len(set(sizes)) == 1
-    assert sizes[0] > 1
+    assert sizes == [sizes[0], *[4 * sizes[0]] * 3]
+    for way in (each.way for each in held()):
+        way.follow([])
+        assert way._stand_ins[-1].untyped_storage().nbytes() == sizes[-1]
     for part in (x[:1], x, x[:2]):
         maps = rectgrad.attribute(model, part * 2, target=1, q=70.0)
         assert same(maps, afresh(model, part * 2, target=1, q=70.0))
@@ -396,7 +588,7 @@ def test_one_that_needs_more_memory(passes, monkeypatch):
 
 @graphs
 def test_memory_has_a_limit(passes, monkeypatch):
-    monkeypatch.setattr(way_back, "most", lambda device: 10_000)
+    monkeypatch.setattr(device_graph, "most", lambda device: 10_000)
     model, x = net()
     asked(model, x)
     assert held() == []
@@ -409,7 +601,7 @@ def test_an_error_about_the_class(passes):
     with pytest.raises(ValueError, match="out of range"):
         rectgrad.attribute(model, x, target=99, q=70.0)
     (way,) = (replay.way for replay in held())
-    assert (way._kept if isinstance(way, way_back.Again) else way._waiting) == []  # nothing of that pass
+    assert isinstance(way, device_graph.Graph) or way._kept == []  # nothing of that pass
     asked(model, x, 1)
     assert passes[-1] == "Followed"
 

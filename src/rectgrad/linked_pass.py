@@ -47,11 +47,15 @@ class LinkedPass:
                 )
                 self.entries = tuple(tape.enter(x) for x in inputs)
                 args, kwargs = (copied(given, subject.given) for given in (subject.args, subject.kwargs))
+                self._start(inputs)
                 with tape:
                     self.outputs = subject.model(*inputs, *args, **kwargs)
         finally:
             subject.region.restore()
         self._check()
+
+    def _start(self, inputs: Maps) -> None:
+        """The model is about to run on these."""
 
     def _check(self) -> None:
         """What cannot be linked raises inside the model, which may have caught it."""

@@ -1,8 +1,8 @@
 """A model that is asked again: its pass is followed instead of recorded (script.py), and its way back is gone
-again (way_back.py). The model itself runs every time.
+again (way_back.py, device_graph.py). The model itself runs every time.
 
-The first pass is linked, the second noted as well, and from the third on they are followed. To record ops
-anew takes the host time; to launch them one by one takes it longer than a GPU takes to run them.
+The first pass is linked, the second noted as well, and from the third on they are followed: to record ops
+anew takes the host time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from rectgrad import kernels
+from rectgrad.device_graph import Graph, fits, most, room_of, rooms
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked
 from rectgrad.memory import out_of_memory
 from rectgrad.passes import Maps, Observe, copied
 from rectgrad.script import Call, Following, Noting
 from rectgrad.trace import Trace
-from rectgrad.way_back import Again, Graph, Links, most, room_of, rooms, worth_it
+from rectgrad.way_back import Again, Links
 
 if TYPE_CHECKING:
     from rectgrad.methods import Method
@@ -99,14 +100,17 @@ def followed(subject: Subject, method: Method) -> FollowedPass | None:
         return None
     if not replay.way.lock.acquire(blocking=False):
         return None
+    passed, tape = None, replay.way.follow(replay.calls)
     try:
-        return FollowedPass(subject, replay, known)
-    except BaseException as error:
-        replay.way.end()
-        if not isinstance(error, Exception) or out_of_memory(error):
+        passed = FollowedPass(subject, replay, known, tape)
+    except Exception as error:
+        if out_of_memory(error):
             raise
         known.replay = None  # another pass will meet the error again, if it was not for the script
-    return None
+    finally:
+        if passed is None:
+            replay.way.end(tape)
+    return passed
 
 
 def noted(subject: Subject, method: Method) -> Known | None:
@@ -149,20 +153,33 @@ def do_without() -> bool:
 class FollowedPass(LinkedPass):
     """As noted, and its way back is gone again."""
 
-    def __init__(self, subject: Subject, replay: Replay, known: Known) -> None:
+    tape: Following
+
+    def __init__(self, subject: Subject, replay: Replay, known: Known, tape: Following) -> None:
         self._replay, self._known = replay, known
-        before = _writes(replay.weights)
-        super().__init__(subject, Following(replay.calls, replay.way.begin()))
+        before = self._weights()
+        super().__init__(subject, tape)
+        if self._weights() != before:
+            raise Unlinked("a weight was written")
+        replay.way.give(tape, _answer(self.outputs))
         self.tape.trace = replay.trace
         self.mixes = replay.mixes
-        if _lying(replay.weights) != replay.lying or _writes(replay.weights) != before:
-            raise Unlinked("a weight lies elsewhere or was written")
+
+    def _weights(self) -> int:
+        """How often they were written. They lie where they did: what is launched reads them there."""
+        weights = self._replay.weights
+        if _lying(weights) != self._replay.lying:
+            raise Unlinked("a weight lies elsewhere")
+        return sum(map(operator.attrgetter("_version"), weights))
+
+    def _start(self, inputs: Maps) -> None:
+        self._replay.way.start(inputs)
 
     def _begin_at(self, made: Tensor, R: Tensor) -> None:
-        tape = self.tape
-        assert isinstance(tape, Following)
-        if not tape.finished() or made is not tape.made[self._replay.root]:
+        tape, replay = self.tape, self._replay
+        if not tape.finished() or made is not tape.made[replay.root]:
             raise Unlinked("not all was as noted")
+        replay.way.give(tape, made)
         self._R = R
         tape.made.clear()
 
@@ -184,17 +201,17 @@ class FollowedPass(LinkedPass):
         self._known.replay = None
 
     def end(self) -> None:
-        self._replay.way.end()
+        self._replay.way.end(self.tape)
+
+
+def _answer(outputs: Any) -> tuple[Any, Any]:
+    """What may hold the tensors that a model answers with."""
+    return outputs, getattr(outputs, "logits", None)
 
 
 def _lying(weights: list[Tensor]) -> list[Any]:
     asked = (Tensor.data_ptr, Tensor.stride, Tensor.size, operator.attrgetter("dtype"))
     return [list(map(each, weights)) for each in asked]
-
-
-def _writes(weights: list[Tensor]) -> int:
-    """How often they were written, all together."""
-    return sum(map(operator.attrgetter("_version"), weights))
 
 
 def by_graph(R: Tensor) -> bool:
@@ -221,26 +238,50 @@ class NotedPass(LinkedPass):
         self._known.replay = self._made  # now others may use it
         return maps
 
+    def _start(self, inputs: Maps) -> None:
+        self._given = inputs
+
     def _way_back(self) -> Arrived:
         if not self.tape.steady:
             return super()._way_back()
         links = Links(self.tape.ops, self.entries, self._root, self.tape.current)
+        left = self._left()
+        self.tape.end(left.keys())
         if by_graph(self._R):
-            return self._captured(links)
+            return self._captured(links, left)
         arrived, _ = links.back(self._R)
         self._made = self._replay(Again(links))
         return arrived
 
-    def _captured(self, links: Links) -> Arrived:
+    def _left(self) -> dict[int, Tensor]:
+        """What is read when the pass is over, by its number: its outputs and the score."""
+        left: dict[int, Tensor] = {}
+
+        def note(x: Tensor) -> Tensor:
+            op = getattr(x, "_rectgrad", None)
+            if op is not None and op.current is self.tape.current:
+                left[self.tape.number_of(op)] = x
+            return x
+
+        copied((_answer(self.outputs), self._begun_at), note)
+        return left
+
+    def _begin_at(self, made: Tensor, R: Tensor) -> None:
+        super()._begin_at(made, R)
+        self._begun_at = made
+
+    def _captured(self, links: Links, left: dict[int, Tensor]) -> Arrived:
         device = self._R.device
         room = room_of(device)
-        if room.closed or not worth_it(links.ops, device) or not room.lock.acquire(blocking=False):
+        if room.closed or not fits(links.ops, device) or not room.lock.acquire(blocking=False):
             return super()._way_back()
         try:
             room.enter()
-            graph = Graph(links, self._R, room)
             arrived, sums = links.back(self._R)
-            done = graph.capture(links, arrived)
+            for op in links.ops:  # what this pass kept goes before there is more
+                op.inputs, op.needed, op._output, op.versions = (), (), None, ()
+            graph = Graph(self.tape.calls, self._given, self._R, list(left), room)
+            done = graph.capture(links, arrived, left)
             if done and graph.memory.size <= most(device):
                 self._made = self._replay(graph)
             elif done and release(device):
@@ -253,7 +294,7 @@ class NotedPass(LinkedPass):
         return arrived
 
     def _replay(self, way: Again | Graph) -> Replay:
-        calls, root = self.tape.script(self._root)
+        calls, root = self.tape.calls, self.tape.number_of(self._root)
         weights = [weight for call in calls for weight in call.weights]
         device = self._R.device
         return Replay(calls, root, way, device, weights, _lying(weights), self.mixes, self.tape.trace)

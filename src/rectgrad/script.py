@@ -7,7 +7,8 @@ and to keep what the way back reads. A pass that is not as noted raises `Unlinke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -21,11 +22,13 @@ from rectgrad.calls import asked, autocasts, undisturbed
 from rectgrad.composite import inside
 from rectgrad.direct import direct
 from rectgrad.linked import LinkedTape, Unlinked, to_both, way_of
-from rectgrad.op import Keep, Op, Slot
+from rectgrad.op import Keep, Op, Slot, fill, storage_of
 
 _ATOMS = frozenset(
     {type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, torch.Size}
 )
+# A tensor that stands for another one has no answer of its own.
+_WHERE_IT_LIES = frozenset({"data_ptr", "storage_offset"})
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 _NOTHING: dict[str, Any] = {}
 # As `undisturbed` asks them.
@@ -38,7 +41,8 @@ class Call:
 
     op: what it was linked as; None where it let its input through. simple: a step or an activation of one
     tensor, and `run` is what it does to it. saves_input, saves_output: its rule reads them. in_closed_form:
-    see direct.py. done: tensors that no later call reads.
+    see direct.py. returns: the tensor that it wrote on and gave back, -1 where it made a new one. done:
+    tensors that no later call reads.
     """
 
     def __init__(self, func: Any, args: tuple, kwargs: dict, op: Op | None) -> None:
@@ -58,7 +62,25 @@ class Call:
         told_apart = all(weight.numel() != 1 for weight in self.weights)
         self.simple = self.of_one and op is not None and told_apart and (op.step is not None or activates)
         self.run = _shortcut(func, self.rest, kwargs)
+        self.returns = -1
         self.done: tuple[int, ...] = ()
+
+    def again(self, made: list[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Its result on the tensors that were made before it, and what the closed form of its way back reads
+        if it has one."""
+        if self.in_closed_form:
+            return _directly(self, made)
+        named = {name: fill(value, made) for name, value in self.kwargs.items()}
+        return self.func(*fill(self.args, made), **named), ()
+
+
+def _directly(call: Call, made: list[Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    assert call.op is not None
+    found = direct(call.op, [made[number] for number in call.numbers])
+    if found is None:
+        raise Unlinked("no closed form any more")
+    y, _, needed = found
+    return y, needed
 
 
 def _shortcut(func: Any, rest: tuple, named: dict) -> Callable[[Tensor], Any]:
@@ -101,19 +123,24 @@ class Noting(LinkedTape):
         self._numbers[id(op)] = len(self._numbers)
         return op
 
-    def script(self, root: Op) -> tuple[list[Call], int]:
-        """The calls, and the number of the tensor that `root` made."""
-        number, last = self._numbers[id(root)], dict[int, int]()
+    def number_of(self, op: Op) -> int:
+        """Of the tensor that it made."""
+        return self._numbers[id(op)]
+
+    def end(self, lasting: Collection[int]) -> None:
+        """All calls are noted. lasting: tensors that are read after the last of them."""
+        last = dict[int, int]()
         for at, call in enumerate(self.calls):
             last |= dict.fromkeys(call.numbers, at)
             if call.op is not None:
                 last.setdefault(self._numbers[id(call.op)], at)
         for at, call in enumerate(self.calls):
-            call.done = tuple(n for n in last if last[n] == at and n != number)
-        return self.calls, number
+            call.done = tuple(n for n in last if last[n] == at and n not in lasting)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if way_of(func)[0] in (asked, inside):
+        way, spec = way_of(func)
+        if way in (asked, inside):
+            self.steady &= spec.name not in _WHERE_IT_LIES
             return super().__torch_function__(func, types, args, kwargs)
         noted, named = self._noted(tuple(args)), {k: self._noted(v) for k, v in (kwargs or {}).items()}
         before = len(self.ops)
@@ -121,6 +148,9 @@ class Noting(LinkedTape):
         made = self.ops[before:]
         if len(made) == 1 and type(result) is Tensor:
             call = Call(func, noted, named, made[0])
+            values = _flat((tuple(args), *(kwargs or {}).values()))
+            given = zip(_flat((noted, *named.values())), values, strict=True)
+            call.returns = next((n for n, x in given if type(n) is Slot and x is result), -1)
             self._numbers[id(made[0])] = len(self._numbers)
             self.steady &= _can_be_followed(call, made[0])
         else:  # it let its input through, as dropout does, or did something else
@@ -207,11 +237,7 @@ class Following(LinkedTape):
             ):
                 raise Unlinked("a call that is not as noted")
             self._call = next(self._coming, None)
-            _set_grad_enabled(False)
-            try:
-                return self._kept(call, x, call.run(x))
-            finally:
-                _set_grad_enabled(True)
+            return self._made_of_one(call, x)
         except BaseException:
             self.failed = True
             raise
@@ -219,7 +245,7 @@ class Following(LinkedTape):
     def _unlike(self, call: Call | None, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call that is not one function of one tensor."""
         way, spec = way_of(func)
-        if way is asked:
+        if way is asked and spec.name not in _WHERE_IT_LIES:
             return func(*args, **kwargs)
         if way is inside:
             return inside(self, spec, func, args, kwargs)
@@ -231,19 +257,27 @@ class Following(LinkedTape):
             if not self._same(tuple(kwargs.values()), call.values):
                 raise Unlinked("a call that is not as noted")
             self._call = next(self._coming, None)
+            if call.op is None:  # it lets its input through
+                return args[0]
             return self._made_of_many(call, args, kwargs)
         except BaseException:
             self.failed = True
             raise
 
-    def _made_of_many(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        op, made = call.op, self.made
-        if op is None:  # it lets its input through
-            return args[0]
+    def _made_of_one(self, call: Call, x: Tensor) -> Tensor:
+        _set_grad_enabled(False)
+        try:
+            return self._kept(call, x, call.run(x))
+        finally:
+            _set_grad_enabled(True)
+
+    def _made_of_many(self, call: Call, args: tuple, kwargs: dict) -> Tensor:
         _set_grad_enabled(False)
         try:
             if call.in_closed_form:
-                y = self._directly(op, [made[number] for number in call.numbers])
+                y, needed = _directly(call, self.made)
+                for x in needed:
+                    self._save(x)
             else:
                 y = call.func(*args, **kwargs)
             return self._kept(call, args[0], y)
@@ -261,15 +295,6 @@ class Following(LinkedTape):
             self.made[number] = None
         return y
 
-    def _directly(self, op: Op, data: list[Tensor]) -> Tensor:
-        found = direct(op, data)
-        if found is None:
-            raise Unlinked("no closed form any more")
-        y, _, needed = found
-        for x in needed:
-            self._save(x)
-        return y
-
     def _same(self, value: Any, noted: Any) -> bool:
         kind = type(noted)
         if kind is Slot:
@@ -281,3 +306,41 @@ class Following(LinkedTape):
         if kind is tuple or kind is list:
             return len(value) == len(noted) and all(map(self._same, value, noted))
         return kind in _ATOMS and bool(value == noted)
+
+
+class Rehearsing(Following):
+    """A pass that should be as noted, whose calls are not run: what they make is made elsewhere. Stand-ins
+    take its place. They lie as it does, and share one storage; a call that would read their values is not a
+    noted one.
+    """
+
+    def __init__(self, calls: Sequence[Call], stand_ins: Sequence[Any]) -> None:
+        super().__init__(calls, lambda x: None)
+        self._stand_ins = stand_ins  # by the numbers of the tensors; none for the inputs
+        self._given: dict[int, weakref.ref[Tensor]] = {}
+
+    def _made_of_one(self, call: Call, x: Any) -> Tensor:
+        made, number = self.made, len(self.made)
+        if call.returns >= 0:
+            y = made[call.returns]
+            self._given[number] = self._given[call.returns]
+        else:
+            y = self._stand_ins[number].detach().requires_grad_()
+            self._given[number] = weakref.ref(y)
+        made.append(y)
+        for read in call.done:
+            made[read] = None
+        return y
+
+    def _made_of_many(self, call: Call, args: tuple, kwargs: dict) -> Tensor:
+        return self._made_of_one(call, None)
+
+    def held(self) -> dict[int, Tensor]:
+        """Stand-ins that somebody has kept, by their numbers."""
+        found = ((number, ref(), self._stand_ins[number]) for number, ref in self._given.items())
+        return {number: y for number, y, stand_in in found if y is not None and share(y, stand_in)}
+
+
+def share(x: Tensor, y: Tensor) -> bool:
+    """Whether they lie in one storage."""
+    return storage_of(x) == storage_of(y)

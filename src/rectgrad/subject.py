@@ -142,7 +142,6 @@ class Subject:
     def backward(self, method: Method) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample where the batch is mixed."""
         with quiet:
-            settled = self.settled
             for begin in (followed, Subject._linked) if self._simple(method) else ():
                 passed: LinkedPass | None = None
                 try:
@@ -152,7 +151,6 @@ class Subject:
                 except Unlinked:
                     assert passed is not None
                     passed.give_up(self.model)
-                    self.settled = settled  # by the outputs of another pass
                 finally:
                     if passed is not None:
                         passed.end()
