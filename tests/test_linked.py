@@ -523,6 +523,7 @@ def test_every_call_in_closed_form_is_met():
         lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2),
         lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
         lambda x: F.adaptive_avg_pool2d(x, (2, None)),
+        lambda x: F.adaptive_avg_pool2d(x, 7) + F.adaptive_avg_pool2d(x, (3, 9)).mean(),
         lambda x: x.permute(0, 2, -1, 1).transpose(1, -1),
         lambda x: x.permute((3, 2, 0, 1)).swapaxes(0, 1),
         lambda x: x * x.mean((2, 3), keepdim=True),

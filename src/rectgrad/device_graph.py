@@ -75,7 +75,8 @@ class Room:
         # Torch keeps memory for each stream apart, and workspaces for as long as the process lives.
         self._captures = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(self._captures):
-            torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)
+            one = torch.ones(1, 1, device=device)
+            torch.addmm(one, one, one) @ one
 
     def memory(self) -> Memory:
         memory = self._memory() or Memory(self.device, self._captures)

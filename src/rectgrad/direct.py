@@ -22,6 +22,7 @@ Direct = Callable[[Op, list[Tensor]], Found]
 _aten = torch.ops.aten
 _max_pool_back = _aten.max_pool2d_with_indices_backward.default
 _avg_pool_back = _aten.avg_pool2d_backward.default
+_adaptive_pool_back = _aten._adaptive_avg_pool2d_backward.default
 
 
 def reshaped(op: Op, data: list[Tensor]) -> Found:
@@ -59,13 +60,15 @@ def max_pooled(op: Op, data: list[Tensor]) -> Found:
     return y, back, (indices,)
 
 
-def mean_pooled(op: Op, data: list[Tensor]) -> Found:
-    """Average pooling to one number a channel."""
+def adaptively_pooled(op: Op, data: list[Tensor]) -> Found:
+    """Average pooling to a size."""
     x = data[0]
-    if x.dim() != 4 or op.argument("output_size") not in (1, (1, 1), [1, 1]):
+    if x.dim() != 4:
         return None
-    shape, number = x.shape, x.shape[2] * x.shape[3]
-    return op.call(x), lambda R: ((R / number).expand(shape),), ()
+    shape, strides, number = x.shape, x.stride(), x.shape[2] * x.shape[3]
+    if op.argument("output_size") in (1, (1, 1), [1, 1]):
+        return op.call(x), lambda R: ((R / number).expand(shape),), ()
+    return op.call(x), lambda R: (_adaptive_pool_back(R, R.new_empty_strided(shape, strides)),), ()
 
 
 def average_pooled(op: Op, data: list[Tensor]) -> Found:
@@ -214,7 +217,7 @@ DIRECT: dict[str, Direct] = {
     "permute": permuted,
     "mean": mean,
     "max_pool2d": max_pooled,
-    "adaptive_avg_pool2d": mean_pooled,
+    "adaptive_avg_pool2d": adaptively_pooled,
     "avg_pool2d": average_pooled,
 }
 
