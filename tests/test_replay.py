@@ -595,6 +595,39 @@ def test_memory_has_a_limit(passes, monkeypatch):
     assert passes == ["Linked", "Noted", "Noted"]
 
 
+@pytest.mark.skipif(not CUDA, reason="fills the memory of a CUDA device")
+def test_where_torch_has_put_by_all_memory(passes):
+    model, x = net()
+    free, _ = torch.cuda.mem_get_info()
+    del_me = torch.empty(max(free - (1 << 28), 0), dtype=torch.uint8, device=DEVICE)
+    del del_me
+    asked(model, x)
+    assert passes == THREE
+
+
+def test_what_a_pass_kept_goes_on_its_way_back(passes, kind, monkeypatch):
+    """Not all at its end."""
+    model, x = net(lambda net, x: x.relu() * net.factor)
+    kept, alive, back, pass_on = [], [], way_back.Links.back, way_back.pass_on
+
+    def watched_back(links, R):
+        kept.append([weakref.ref(x) for op in links.ops for x in op.held()])
+        alive.append([])
+        return back(links, R)
+
+    def watched(op):
+        alive[-1].append(sum(ref() is not None for ref in kept[-1]))
+        pass_on(op)
+
+    monkeypatch.setattr(way_back.Links, "back", watched_back)
+    monkeypatch.setattr(way_back, "pass_on", watched)
+    asked(model, x)
+    for counts in [alive[0], alive[-1]] if kind == "ops" else [alive[0]]:
+        assert counts[0] == 5
+        assert counts[-1] <= 1
+        assert counts == sorted(counts, reverse=True)
+
+
 def test_an_error_about_the_class(passes):
     model, x = net()
     asked(model, x)

@@ -231,6 +231,8 @@ def captured(todo: Callable[[], Results], memory: Memory) -> tuple[Callable[[], 
     took."""
     from rectgrad.kernels.cuda import one_scratch
 
+    if torch.cuda.mem_get_info(memory.device)[0] < most(memory.device):
+        torch.cuda.empty_cache()  # a capture cannot take what torch has put by
     before = torch.cuda.memory_reserved(memory.device)
     graph = torch.cuda.CUDAGraph()
     memory.stream.wait_stream(torch.cuda.current_stream(memory.device))

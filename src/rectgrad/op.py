@@ -224,9 +224,13 @@ class Op:
         if self.step is not None:
             self.step.unshare(storage)
 
+    def forget(self) -> None:
+        """Let go what was kept of the data."""
+        self.inputs, self.needed, self._output, self.versions = (), (), None, ()
+
     def release(self) -> None:
-        self.inputs, self._output, self._local, self._leaves = (), None, None, ()
-        self.step, self.back, self.needed = None, None, ()
+        self.forget()
+        self._local, self._leaves, self.step, self.back = None, (), None, None
 
     def backward(self, R: Tensor) -> tuple[Tensor | None, ...]:
         """R by the rule in force for this family, or by the plain gradient."""

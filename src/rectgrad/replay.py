@@ -249,9 +249,8 @@ class NotedPass(LinkedPass):
         self.tape.end(left.keys())
         if by_graph(self._R):
             return self._captured(links, left)
-        arrived, _ = links.back(self._R)
         self._made = self._replay(Again(links))
-        return arrived
+        return links.back(self._R).arrived
 
     def _left(self) -> dict[int, Tensor]:
         """What is read when the pass is over, by its number: its outputs and the score."""
@@ -278,8 +277,6 @@ class NotedPass(LinkedPass):
         try:
             room.enter()
             arrived, sums = links.back(self._R)
-            for op in links.ops:  # what this pass kept goes before there is more
-                op.inputs, op.needed, op._output, op.versions = (), (), None, ()
             graph = Graph(self.tape.calls, self._given, self._R, list(left), room)
             done = graph.capture(links, arrived, left)
             if done and graph.memory.size <= most(device):

@@ -33,11 +33,12 @@ class Links(NamedTuple):
     current: Current
 
     def back(self, R: Tensor) -> Found:
-        """The way back from R. All that was recorded is there still."""
+        """The way back from R. Of the record, what was kept of the data is gone then."""
         self.current.sums, self.root.R = [], R
         for op in reversed(self.ops):
             if op.R is not None:
                 pass_on(op)
+            op.forget()
         arrived: Arrived = []
         for entry in self.entries:
             arrived.append(entry.R)
@@ -55,7 +56,6 @@ class Again:
         self._numbers = [(len(op.inputs), len(op.needed), op._output is not None) for op in self._keeping]
         self._total = sum(map(sum, self._numbers))
         self._steps = [op.step for op in links.ops if op.step is not None]
-        self._forget()
 
     def follow(self, calls: Sequence[Call]) -> Following:
         """A tape for a pass that should be as noted."""
@@ -76,20 +76,13 @@ class Again:
             op.inputs = tuple([next(coming) for _ in range(inputs)])
             op.needed = tuple([next(coming) for _ in range(needed)])
             op._output = next(coming) if output else None
+        del coming  # on the way back, each op lets go what is its
+        self._kept.clear()
         for step in self._steps:
             step.meet_again()
-        try:
-            return self._links.back(R)
-        finally:
-            self._forget()
+        return self._links.back(R)
 
     def end(self, tape: Following) -> None:
         """Also of a pass that did not come so far."""
-        self._kept = []
+        self._kept.clear()
         self.lock.release()
-
-    def _forget(self) -> None:
-        """Nothing of a pass is held until the next one."""
-        self._kept = []
-        for op in self._keeping:
-            op.inputs, op.needed, op._output, op.versions = (), (), None, ()
