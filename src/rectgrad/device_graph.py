@@ -8,6 +8,7 @@ noted is noticed; then nothing of what the graph made is used.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,13 +20,12 @@ from torch import Tensor
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived
 from rectgrad.op import Op
-from rectgrad.passes import Maps, copied
-from rectgrad.script import Call, Following, Rehearsing, share
+from rectgrad.passes import Maps, tensors_in
+from rectgrad.script import Call, Following, Rehearsing
 from rectgrad.steps import constants_used
-from rectgrad.way_back import Found, Links
+from rectgrad.way_back import Found, Links, Turn
 
 SHARE = 10  # all graphs together hold at most one part in so many of a device's memory
-ALIGNED = 16  # bytes: of every type of tensor a whole number
 
 Results = list[Tensor | None]
 
@@ -36,30 +36,7 @@ class Memory:
     def __init__(self, device: torch.device, stream: Any) -> None:
         self.device, self.stream = device, stream
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.of_graphs = 0  # bytes
-        self.behind = torch.empty(0, dtype=torch.uint8, device=device)  # what stand-ins lie in
-
-    @property
-    def size(self) -> int:
-        return self.of_graphs + self.behind.nbytes
-
-    def reserve(self, size: int) -> None:
-        """Bytes to lie in, for the largest stand-in."""
-        if size > self.behind.nbytes:
-            self.behind = torch.empty(size, dtype=torch.uint8, device=self.device)
-
-
-def _extent(x: Tensor) -> int:
-    """Bytes from its first element to its last, and some."""
-    if x.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return -(-(last + 1) * x.element_size() // ALIGNED) * ALIGNED
-
-
-def _stand_in(x: Tensor | None, behind: Tensor) -> Tensor | None:
-    """A tensor that lies as x does. Nobody reads its values."""
-    return None if x is None else behind.view(x.dtype).as_strided(x.shape, x.stride())
+        self.size = 0  # bytes
 
 
 class Room:
@@ -68,7 +45,7 @@ class Room:
     closed = False  # it is needed for something else
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.Lock()
+        self.turn = Turn()
         self._memory: Callable[[], Memory | None] = lambda: None
         self._last: Any = None
         self.device = device
@@ -93,12 +70,14 @@ class Room:
 
 
 rooms: dict[torch.device, Room] = {}
+_guard = threading.Lock()
 
 
 def room_of(device: torch.device) -> Room:
-    if device not in rooms:
-        rooms[device] = Room(device)
-    return rooms[device]
+    with _guard:
+        if device not in rooms:
+            rooms[device] = Room(device)
+        return rooms[device]
 
 
 class Graph:
@@ -108,10 +87,11 @@ class Graph:
     """
 
     def __init__(self, calls: Sequence[Call], inputs: Maps, R: Tensor, lasting: Sequence[int], room: Room):
-        self.lock, self._room, self.memory = room.lock, room, room.memory()
+        self.turn, self._room, self.memory = room.turn, room, room.memory()
         self._calls, self._inputs = calls, [x.detach().clone() for x in inputs]
         self._begins, self._lasting = R.clone(), [n for n in lasting if n >= len(inputs)]
-        self._index, self._behind = R.get_device(), torch.empty(0)
+        self._stand_ins: list[Any] = [None] * len(inputs)
+        self._index = R.get_device()
 
     def capture(self, links: Links, arrived: Arrived, left: dict[int, Tensor]) -> bool:
         """Whether it could be done, and gives what the pass left and what arrived when it was noted."""
@@ -124,15 +104,15 @@ class Graph:
             before = [*arrived, *(left[n] for n in self._lasting)]
             self._arrived, self._sums = found[: len(arrived)], found[len(arrived) :]
             alike = all(_alike(a, b) for a, b in zip(before, [*self._arrived, *self._left], strict=True))
+            self._stand_ins += [stand_in(*lies, self._room.device) for lies in self._lie]
         except RuntimeError:  # it asks the device something on its way, or takes too much memory
             return False
-        self.memory.of_graphs += taken + more
-        self.memory.reserve(max([_extent(x) for x in self._lie if x is not None], default=0))
+        self.memory.size += taken + more
         return alike
 
     def _pass(self) -> Results:
         made: list[Any] = list(self._inputs)
-        lie: list[Any] = [None] * len(made)
+        self._lie = []
         for call in self._calls:
             op = call.op
             if op is None:
@@ -143,22 +123,19 @@ class Graph:
             if call.saves_output:
                 op._output = y
             made.append(y)
-            lie.append(torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device="meta"))
+            self._lie.append((y.shape, y.stride(), y.dtype))
             for number in call.done:
                 made[number] = None
-        self._lie = lie
         return [made[number] for number in self._lasting]
 
     def follow(self, calls: Sequence[Call]) -> Rehearsing:
         """A tape for a pass that should be as noted."""
-        self._room.enter()
-        self._stream, behind = _stream(self._index), self.memory.behind
-        if self._behind is not behind:
-            self._behind, self._stand_ins = behind, [_stand_in(x, behind) for x in self._lie]
         return Rehearsing(calls, self._stand_ins)
 
     def start(self, inputs: Maps) -> None:
         """On its way, while the model is asked what it does."""
+        self._room.enter()
+        self._stream = _stream(self._index)
         with torch.no_grad():
             for place, x in zip(self._inputs, inputs, strict=True):
                 place.copy_(x)
@@ -171,15 +148,12 @@ class Graph:
         for number, place in zip(self._lasting, self._left, strict=True):
             if number in held:
                 assert place is not None
-                held[number].data = place.clone()
-        copied(answer, self._has_values)
-
-    def _has_values(self, x: Tensor) -> Tensor:
-        if share(x, self._behind):
+                tape.give(number, place.clone())
+        without = {id(x) for x in tape.held().values()}
+        if any(id(x) in without for x in tensors_in(answer)):
             raise Unlinked("another answer than noted")
-        return x
 
-    def __call__(self, R: Tensor) -> Found:
+    def __call__(self, R: Tensor, tape: Following) -> Found:
         if _stream(self._index) != self._stream:
             raise Unlinked("a stream of the model's own")
         self._begins.copy_(R)
@@ -190,17 +164,21 @@ class Graph:
     def end(self, tape: Following) -> None:
         """What somebody has kept of the pass gets values of its own."""
         assert isinstance(tape, Rehearsing)
+        failing = sys.exc_info()[0] is not None
         try:
             tape.made.clear()
             held = tape.held()
             if held:
-                with contextlib.suppress(RuntimeError), torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():
                     self._give_all(held)
+        except RuntimeError:
+            if not failing:
+                raise
         finally:
-            self.lock.release()
+            tape.over = tape.ended = True
 
     def _give_all(self, held: dict[int, Tensor]) -> None:
-        made: list[Any] = [x.clone() for x in self._inputs]
+        made, last = list[Any](x.clone() for x in self._inputs), max(held)
         for call in self._calls:
             if call.op is None:
                 continue
@@ -208,8 +186,23 @@ class Graph:
             made.append(call.again(made)[0])
             if number in held:
                 held[number].data = made[number]
+            if number == last:
+                break
             for read in call.done:
                 made[read] = None
+
+
+def stand_in(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor that lies as another one does, and that nobody can read or write."""
+    x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    refuse(x, "rectgrad: this tensor stands for one that a CUDA graph makes; it has no values of its own")
+    return x
+
+
+# In builds of torch without CUDA there is none: it is for graphs.
+refuse: Callable[[Tensor, str], None] = getattr(
+    torch._C, "_set_storage_access_error_msg", lambda x, say: None
+)
 
 
 def _stream(device: int) -> int:
@@ -249,10 +242,11 @@ def captured(todo: Callable[[], Results], memory: Memory) -> tuple[Callable[[], 
     return graph.replay, results, max(torch.cuda.memory_reserved(memory.device) - before, 0)
 
 
-def fits(ops: Sequence[Op], device: torch.device) -> bool:
-    """Whether all that is kept is on a device, and no more than graphs may hold."""
+def fits(calls: Sequence[Call], ops: Sequence[Op], device: torch.device) -> bool:
+    """Whether all weights and all that is kept are on a device, and that is no more than graphs may hold."""
     kept = [x for op in ops for x in op.held()]
-    return all(x.device == device for x in kept) and sum(x.nbytes for x in kept) <= most(device)
+    there = all(x.device == device for x in (*kept, *(w for call in calls for w in call.weights)))
+    return there and sum(x.nbytes for x in kept) <= most(device)
 
 
 def most(device: torch.device) -> int:

@@ -33,6 +33,8 @@ def reshaped(op: Op, data: list[Tensor]) -> Found:
 
 
 def concatenated(op: Op, data: list[Tensor]) -> Found:
+    if not op.args:
+        return None
     dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
     alike = len(op.args[0]) == len(data) and all(x.dtype is data[0].dtype and x.dim() > 1 for x in data)
     if not alike or type(dim) is not int or not op.kwargs.keys() <= {"dim"}:

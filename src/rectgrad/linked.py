@@ -62,6 +62,9 @@ class LinkedTape(TorchFunctionMode):
     """One forward pass. keeps: what the rule of a family reads of its calls. carries: what passed an
     activation may travel as lists."""
 
+    # The forward pass failed, or all is done: who is interrupted when a mode ends may leave it behind.
+    over = ended = False
+
     def __init__(self, keeps: Mapping[str, Keep], carries: bool = False) -> None:
         super().__init__()
         self.keeps = keeps
@@ -100,6 +103,8 @@ class LinkedTape(TorchFunctionMode):
         raise Unlinked("made out of sight")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.over:
+            return func(*args, **(kwargs or {}))
         way = _WAYS.get(func) or way_of(func)
         try:
             return way[0](self, way[1], func, args, kwargs or {})

@@ -50,6 +50,9 @@ class LinkedPass:
                 self._start(inputs)
                 with tape:
                     self.outputs = subject.model(*inputs, *args, **kwargs)
+        except BaseException:
+            tape.over = True
+            raise
         finally:
             subject.region.restore()
         self._check()
@@ -145,6 +148,7 @@ class LinkedPass:
 
     def end(self) -> None:
         """After the answer, or an error."""
+        self.tape.over = self.tape.ended = True
 
     def rectified(self) -> list[Op]:
         return [op for op in self.tape.ops if op.family in ops.RECTIFIERS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,6 +144,17 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         except TypeError:
             return value
     return value
+
+
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Those in lists, tuples and dicts, however deep."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
+        seen.add(id(value))
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part, seen)
 
 
 def _in_our_words(error: RuntimeError, method: Method, once: bool) -> RuntimeError:

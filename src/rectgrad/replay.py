@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from rectgrad import kernels
+from rectgrad import target as targets
 from rectgrad.device_graph import Graph, fits, most, room_of, rooms
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked
 from rectgrad.memory import out_of_memory
-from rectgrad.passes import Maps, Observe, copied
+from rectgrad.passes import Maps, Observe, tensors_in
 from rectgrad.script import Call, Following, Noting
 from rectgrad.trace import Trace
 from rectgrad.way_back import Again, Links
@@ -98,9 +99,9 @@ def followed(subject: Subject, method: Method) -> FollowedPass | None:
     replay = known.replay if known is not None else None
     if known is None or replay is None or not can_be_linked(subject):
         return None
-    if not replay.way.lock.acquire(blocking=False):
-        return None
     passed, tape = None, replay.way.follow(replay.calls)
+    if not replay.way.turn.take(tape):
+        return None
     try:
         passed = FollowedPass(subject, replay, known, tape)
     except Exception as error:
@@ -183,12 +184,20 @@ class FollowedPass(LinkedPass):
         self._R = R
         tape.made.clear()
 
+    def scores(self, target: targets.Scores) -> Tensor:
+        try:
+            return super().scores(target)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            raise Unlinked("another pass will meet the error again, if it was not for this one") from None
+
     def backward(
         self, method: Method, scores: Tensor, once: bool = True, observe: Observe | None = None
     ) -> Maps:
         try:
             with torch.inference_mode(False), torch.no_grad():
-                arrived, self.sums = self._replay.way(self._R)
+                arrived, self.sums = self._replay.way(self._R, self.tape)
         except BaseException as error:
             self._known.replay = None  # it stopped half-way
             if not isinstance(error, Exception) or out_of_memory(error):
@@ -201,6 +210,7 @@ class FollowedPass(LinkedPass):
         self._known.replay = None
 
     def end(self) -> None:
+        self.outputs = None
         self._replay.way.end(self.tape)
 
 
@@ -227,8 +237,7 @@ class NotedPass(LinkedPass):
         super().__init__(subject, tape)
         self._known = known
         self._made: Replay | None = None
-        given: list[Tensor] = []
-        copied((subject.args, subject.kwargs), lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
+        given = any(True for _ in tensors_in((subject.args, subject.kwargs)))
         tape.steady &= not given  # they are others in every call
 
     def backward(
@@ -254,16 +263,12 @@ class NotedPass(LinkedPass):
 
     def _left(self) -> dict[int, Tensor]:
         """What is read when the pass is over, by its number: its outputs and the score."""
-        left: dict[int, Tensor] = {}
-
-        def note(x: Tensor) -> Tensor:
+        made = {}
+        for x in tensors_in((_answer(self.outputs), self._begun_at)):
             op = getattr(x, "_rectgrad", None)
             if op is not None and op.current is self.tape.current:
-                left[self.tape.number_of(op)] = x
-            return x
-
-        copied((_answer(self.outputs), self._begun_at), note)
-        return left
+                made[self.tape.number_of(op)] = x
+        return made
 
     def _begin_at(self, made: Tensor, R: Tensor) -> None:
         super()._begin_at(made, R)
@@ -272,19 +277,19 @@ class NotedPass(LinkedPass):
     def _captured(self, links: Links, left: dict[int, Tensor]) -> Arrived:
         device = self._R.device
         room = room_of(device)
-        if room.closed or not fits(links.ops, device) or not room.lock.acquire(blocking=False):
+        if room.closed or not fits(self.tape.calls, links.ops, device):
             return super()._way_back()
-        try:
-            room.enter()
-            arrived, sums = links.back(self._R)
-            graph = Graph(self.tape.calls, self._given, self._R, list(left), room)
-            done = graph.capture(links, arrived, left)
-            if done and graph.memory.size <= most(device):
-                self._made = self._replay(graph)
-            elif done and release(device):
-                self._known.made -= 1  # the others go, and it is tried again without them
-        finally:
-            room.lock.release()
+        if not room.turn.take(self.tape):
+            self._known.made -= 1  # another time
+            return super()._way_back()
+        room.enter()
+        arrived, sums = links.back(self._R)
+        graph = Graph(self.tape.calls, self._given, self._R, list(left), room)
+        done = graph.capture(links, arrived, left)
+        if done and graph.memory.size <= most(device):
+            self._made = self._replay(graph)
+        elif done and release(device):
+            self._known.made -= 1  # the others go, and it is tried again without them
         for op in links.ops:
             op.release()
         self.tape.current.sums = sums

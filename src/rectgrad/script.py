@@ -22,7 +22,7 @@ from rectgrad.calls import asked, autocasts, undisturbed
 from rectgrad.composite import inside
 from rectgrad.direct import direct
 from rectgrad.linked import LinkedTape, Unlinked, to_both, way_of
-from rectgrad.op import Keep, Op, Slot, fill, storage_of
+from rectgrad.op import Keep, Op, Slot, fill
 
 _ATOMS = frozenset(
     {type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, torch.Size}
@@ -138,8 +138,11 @@ class Noting(LinkedTape):
             call.done = tuple(n for n in last if last[n] == at and n not in lasting)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            self.steady = False  # it is compiled, with what a linked tape does
+            return super().__torch_function__(func, types, args, kwargs)
         way, spec = way_of(func)
-        if way in (asked, inside):
+        if self.over or way in (asked, inside):
             self.steady &= spec.name not in _WHERE_IT_LIES
             return super().__torch_function__(func, types, args, kwargs)
         noted, named = self._noted(tuple(args)), {k: self._noted(v) for k, v in (kwargs or {}).items()}
@@ -170,7 +173,8 @@ class Noting(LinkedTape):
             op = getattr(value, "_rectgrad", None)
             if op is not None and op.current is self.current:
                 return Slot(self._numbers.get(id(op), -1))
-            self.steady &= (kind is Tensor or kind is Parameter) and value.is_leaf
+            plain = (kind is Tensor or kind is Parameter) and value.layout is torch.strided
+            self.steady &= plain and value.is_leaf
             return value
         self.steady = False
         return value
@@ -200,15 +204,16 @@ def _refers(weight: Tensor) -> bool:
 
 
 class Following(LinkedTape):
-    """A pass that should be as noted. `save` takes what the way back reads, in the order of `Op.held`.
+    """A pass that should be as noted.
 
-    made: its tensors by their numbers, as long as a later call will read them.
+    made: its tensors by their numbers, as long as a later call will read them. kept: what the way back reads,
+    in the order of `Op.held`.
     """
 
-    def __init__(self, calls: Sequence[Call], save: Callable[[Tensor], None]) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__({})
         self.made: list[Any] = []
-        self._save = save
+        self.kept: list[Tensor] = []
         self._coming = iter(calls)
         self._call: Call | None = next(self._coming, None)
 
@@ -222,6 +227,8 @@ class Following(LinkedTape):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # At every call of a model, so it is written out. Equal numbers and the same tensors: where one of
         # several values is another tensor, to compare them raises, and the pass is not as noted either.
+        if self.over:
+            return func(*args, **(kwargs or _NOTHING))
         call = self._call
         if call is None or call.func is not func or not call.simple:
             return self._unlike(call, func, args, kwargs or {})
@@ -276,20 +283,19 @@ class Following(LinkedTape):
         try:
             if call.in_closed_form:
                 y, needed = _directly(call, self.made)
-                for x in needed:
-                    self._save(x)
+                self.kept += needed
             else:
                 y = call.func(*args, **kwargs)
-            return self._kept(call, args[0], y)
+            return self._kept(call, self.made[call.source] if call.of_one else None, y)
         finally:
             _set_grad_enabled(True)
 
     def _kept(self, call: Call, x: Any, y: Tensor) -> Tensor:
         """What a call made of x: what is read of it later stays, what nobody reads any more goes."""
         if call.saves_input:
-            self._save(x)
+            self.kept.append(x)
         if call.saves_output:
-            self._save(y)
+            self.kept.append(y)
         self.made.append(y.requires_grad_())
         for number in call.done:
             self.made[number] = None
@@ -310,16 +316,17 @@ class Following(LinkedTape):
 
 class Rehearsing(Following):
     """A pass that should be as noted, whose calls are not run: what they make is made elsewhere. Stand-ins
-    take its place. They lie as it does, and share one storage; a call that would read their values is not a
-    noted one.
+    that lie as it does take its place. A call that would read their values is not a noted one.
     """
 
     def __init__(self, calls: Sequence[Call], stand_ins: Sequence[Any]) -> None:
-        super().__init__(calls, lambda x: None)
+        super().__init__(calls)
         self._stand_ins = stand_ins  # by the numbers of the tensors; none for the inputs
         self._given: dict[int, weakref.ref[Tensor]] = {}
 
     def _made_of_one(self, call: Call, x: Any) -> Tensor:
+        if _dispatch_modes():
+            raise Unlinked("somebody looks at what torch does")
         made, number = self.made, len(self.made)
         if call.returns >= 0:
             y = made[call.returns]
@@ -336,11 +343,17 @@ class Rehearsing(Following):
         return self._made_of_one(call, None)
 
     def held(self) -> dict[int, Tensor]:
-        """Stand-ins that somebody has kept, by their numbers."""
-        found = ((number, ref(), self._stand_ins[number]) for number, ref in self._given.items())
-        return {number: y for number, y, stand_in in found if y is not None and share(y, stand_in)}
+        """Stand-ins that are there still, by their numbers."""
+        found = ((number, ref()) for number, ref in self._given.items())
+        return {number: x for number, x in found if x is not None}
+
+    def give(self, number: int, values: Tensor) -> None:
+        """It is no stand-in any more."""
+        given = self._given[number]
+        x = given()
+        if x is not None:
+            x.data = values
+        self._given = {number: ref for number, ref in self._given.items() if ref is not given}
 
 
-def share(x: Tensor, y: Tensor) -> bool:
-    """Whether they lie in one storage."""
-    return storage_of(x) == storage_of(y)
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

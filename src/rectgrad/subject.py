@@ -165,9 +165,9 @@ class Subject:
     def _linked(self, method: Method) -> LinkedPass | None:
         rules, carries = method.rules(), method.thresholds and kernels.carries(self.inputs[0])
         keeps = {family: keeping(family, rule, carries) for family, rule in rules.items()}
-        known = noted(self, method)
 
         def begin() -> LinkedPass:
+            known = noted(self, method)
             if known is None:
                 return LinkedPass(self, LinkedTape(keeps, carries))
             return NotedPass(self, Noting(keeps, carries), known)

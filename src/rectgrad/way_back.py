@@ -5,12 +5,13 @@ kept. On a GPU device_graph.py does it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rectgrad.linked import Unlinked
+from rectgrad.linked import LinkedTape, Unlinked
 from rectgrad.linked_pass import Arrived, pass_on
 from rectgrad.op import Current, Op
 from rectgrad.passes import Maps
@@ -46,12 +47,27 @@ class Links(NamedTuple):
         return Found(arrived, self.current.sums)
 
 
+class Turn:
+    """Who may use what only one can: a tape, until all is done or it is gone."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._whose: Callable[[], LinkedTape | None] = lambda: None
+
+    def take(self, tape: LinkedTape) -> bool:
+        with self._guard:
+            other = self._whose()
+            if other is not None and not other.ended:
+                return False
+            self._whose = weakref.ref(tape)
+            return True
+
+
 class Again:
     """The ops themselves, on what another pass kept."""
 
     def __init__(self, links: Links) -> None:
-        self.lock = threading.Lock()
-        self._links, self._kept = links, list[Tensor]()
+        self.turn, self._links = Turn(), links
         self._keeping = [op for op in links.ops if any(True for _ in op.held())]
         self._numbers = [(len(op.inputs), len(op.needed), op._output is not None) for op in self._keeping]
         self._total = sum(map(sum, self._numbers))
@@ -59,8 +75,7 @@ class Again:
 
     def follow(self, calls: Sequence[Call]) -> Following:
         """A tape for a pass that should be as noted."""
-        self._kept = []
-        return Following(calls, self._kept.append)
+        return Following(calls)
 
     def start(self, inputs: Maps) -> None:
         """Nothing: the model does all."""
@@ -68,21 +83,20 @@ class Again:
     def give(self, tape: Following, answer: Any) -> None:
         """Nothing: what the model made has its values."""
 
-    def __call__(self, R: Tensor) -> Found:
-        if len(self._kept) != self._total:
+    def __call__(self, R: Tensor, tape: Following) -> Found:
+        if len(tape.kept) != self._total:
             raise Unlinked("not all was kept")
-        coming = iter([x.detach() for x in self._kept])
+        coming = iter([x.detach() for x in tape.kept])
         for op, (inputs, needed, output) in zip(self._keeping, self._numbers, strict=True):
             op.inputs = tuple([next(coming) for _ in range(inputs)])
             op.needed = tuple([next(coming) for _ in range(needed)])
             op._output = next(coming) if output else None
         del coming  # on the way back, each op lets go what is its
-        self._kept.clear()
+        tape.kept.clear()
         for step in self._steps:
             step.meet_again()
         return self._links.back(R)
 
     def end(self, tape: Following) -> None:
         """Also of a pass that did not come so far."""
-        self._kept.clear()
-        self.lock.release()
+        tape.over = tape.ended = True
