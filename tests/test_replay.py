@@ -25,6 +25,7 @@ from networks import NETWORKS
 from rectgrad import device_graph, kernels, replay, steps, way_back
 from rectgrad.linked import LinkedTape
 from rectgrad.op import Op
+from rectgrad.preserve import Region
 from rectgrad.script import Following
 from rectgrad.subject import Subject
 
@@ -796,6 +797,15 @@ def test_memory_has_a_limit(passes, monkeypatch):
     assert passes == ["Linked", "Noted", "Noted"]
 
 
+@graphs
+def test_layers_so_large_that_there_is_no_time_to_gain(passes, monkeypatch):
+    model, x = net()
+    monkeypatch.setattr(device_graph, "BYTES_OF_AN_OP", 100)
+    asked(model, x, 4)
+    assert held() == []
+    assert "Followed" not in passes
+
+
 @pytest.mark.skipif(not CUDA, reason="fills the memory of a CUDA device")
 def test_where_torch_has_put_by_all_memory(passes):
     model, x = net()
@@ -1034,3 +1044,13 @@ def test_when_memory_runs_out_replays_go_first(passes):
     full.append(True)
     assert same(asked(model, x, 1), expected)
     assert held() == []
+
+
+def test_a_call_that_was_interrupted_at_its_beginning(passes):
+    """What it remembers of the model goes with it."""
+    model, x = net()
+    Region(model, 1, [x], x.device)
+    assert not Region._active
+    model.factor = 2.5
+    asked(model, x, 1)
+    assert model.factor == 2.5

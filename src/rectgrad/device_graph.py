@@ -26,6 +26,7 @@ from rectgrad.steps import constants_used
 from rectgrad.way_back import Found, Links, Turn
 
 SHARE = 10  # all graphs together hold at most one part in so many of a device's memory
+BYTES_OF_AN_OP = 1 << 26  # kept, on average: of more than that, launches take no time beside the kernels
 
 Results = list[Tensor | None]
 
@@ -242,11 +243,12 @@ def captured(todo: Callable[[], Results], memory: Memory) -> tuple[Callable[[], 
     return graph.replay, results, max(torch.cuda.memory_reserved(memory.device) - before, 0)
 
 
-def fits(calls: Sequence[Call], ops: Sequence[Op], device: torch.device) -> bool:
-    """Whether all weights and all that is kept are on a device, and that is no more than graphs may hold."""
+def worth_it(calls: Sequence[Call], ops: Sequence[Op], device: torch.device) -> bool:
+    """Whether all weights and all that is kept are on a device, and that is no more than graphs may hold, and
+    not so much that there is no time to gain."""
     kept = [x for op in ops for x in op.held()]
     there = all(x.device == device for x in (*kept, *(w for call in calls for w in call.weights)))
-    return there and sum(x.nbytes for x in kept) <= most(device)
+    return there and sum(x.nbytes for x in kept) <= min(most(device), BYTES_OF_AN_OP * len(ops))
 
 
 def most(device: torch.device) -> int:

@@ -12,10 +12,11 @@ import operator
 import random
 import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -305,10 +306,11 @@ class Keeper:
 
 @dataclass
 class Shared:
-    """A snapshot and the calls that rely on it. settled: no pass ran since all was put back."""
+    """A snapshot and the calls that rely on it: who is interrupted at its very beginning or end goes all the
+    same. settled: no pass ran since all was put back."""
 
     snapshot: Snapshot
-    users: int = 0
+    users: weakref.WeakSet[Region] = field(default_factory=weakref.WeakSet)
     settled: bool = False
 
 
@@ -316,17 +318,16 @@ class Region:
     """One call: the snapshot it shares with other threads on the same model, and its own keeper."""
 
     _guard = threading.Lock()
-    _active: dict[Any, Shared] = {}  # noqa: RUF012 - shared on purpose
+    _active: ClassVar[weakref.WeakValueDictionary[Any, Shared]] = weakref.WeakValueDictionary()
 
     def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> None:
         self._device, self._random = device, _random_state(device)
         # Several functions around one module share its state.
         self._key = frozenset(map(id, modules_in(model))) or id(model)
         with self._guard:
-            if self._key not in self._active:
-                self._active[self._key] = Shared(Snapshot(model))
-            self._shared = self._active[self._key]
-            self._shared.users += 1
+            self._shared = self._active.get(self._key) or Shared(Snapshot(model))
+            self._active[self._key] = self._shared
+            self._shared.users.add(self)
         self._own = Snapshot(target) if callable(target) else None
         self._begun = False
         snapshot = self._shared.snapshot
@@ -348,7 +349,7 @@ class Region:
     def settle(self) -> None:
         """Put attributes back now (a GPU may still be at work), where nobody else is in the middle."""
         with self._guard:
-            if self._shared.users == 1 and not self._shared.settled:
+            if len(self._shared.users) == 1 and not self._shared.settled:
                 self._shared.snapshot.restore()
                 self._shared.settled = True
 
@@ -364,7 +365,7 @@ class Region:
             self.restore()
         finally:
             with self._guard:
-                self._shared.users -= 1
+                self._shared.users.discard(self)
                 if not self._shared.users:  # the last one out puts everything back
                     if not self._shared.settled:
                         self._shared.snapshot.restore()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rectgrad import kernels
 from rectgrad import target as targets
-from rectgrad.device_graph import Graph, fits, most, room_of, rooms
+from rectgrad.device_graph import Graph, most, room_of, rooms, worth_it
 from rectgrad.linked import Unlinked
 from rectgrad.linked_pass import Arrived, LinkedPass, can_be_linked
 from rectgrad.memory import out_of_memory
@@ -277,7 +277,7 @@ class NotedPass(LinkedPass):
     def _captured(self, links: Links, left: dict[int, Tensor]) -> Arrived:
         device = self._R.device
         room = room_of(device)
-        if room.closed or not fits(self.tape.calls, links.ops, device):
+        if room.closed or not worth_it(self.tape.calls, links.ops, device):
             return super()._way_back()
         if not room.turn.take(self.tape):
             self._known.made -= 1  # another time
