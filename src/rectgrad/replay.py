@@ -158,22 +158,22 @@ class FollowedPass(LinkedPass):
 
     def __init__(self, subject: Subject, replay: Replay, known: Known, tape: Following) -> None:
         self._replay, self._known = replay, known
-        before = self._weights()
+        before = _writes(replay.weights)
         super().__init__(subject, tape)
-        if self._weights() != before:
+        self._check_weights()
+        if _writes(replay.weights) != before:
             raise Unlinked("a weight was written")
         replay.way.give(tape, _answer(self.outputs))
         self.tape.trace = replay.trace
         self.mixes = replay.mixes
 
-    def _weights(self) -> int:
-        """How often they were written. They lie where they did: what is launched reads them there."""
-        weights = self._replay.weights
-        if _lying(weights) != self._replay.lying:
+    def _check_weights(self) -> None:
+        if _lying(self._replay.weights) != self._replay.lying:
             raise Unlinked("a weight lies elsewhere")
-        return sum(map(operator.attrgetter("_version"), weights))
 
     def _start(self, inputs: Maps) -> None:
+        if isinstance(self._replay.way, Graph):
+            self._check_weights()  # what is launched reads them where they lay
         self._replay.way.start(inputs)
 
     def _begin_at(self, made: Tensor, R: Tensor) -> None:
@@ -222,6 +222,11 @@ def _answer(outputs: Any) -> tuple[Any, Any]:
 def _lying(weights: list[Tensor]) -> list[Any]:
     asked = (Tensor.data_ptr, Tensor.stride, Tensor.size, operator.attrgetter("dtype"))
     return [list(map(each, weights)) for each in asked]
+
+
+def _writes(weights: list[Tensor]) -> int:
+    """How often they were written, all together."""
+    return sum(map(operator.attrgetter("_version"), weights))
 
 
 def by_graph(R: Tensor) -> bool:

@@ -78,12 +78,15 @@ def rectified(
         """The same and the gradient of the convolution before, in one call of a kernel that takes both."""
         if eps or interpolation != "nearest" or not R.numel():
             return None
-        k = None if tau is not None else rank(R.numel() // op.batch, q)
-        conv, norm = op.facts["chain"]
-        within = passing_region(conv) if "conv" in op.current.rules else None
-        found: Tensor | None = conv.step.through(
-            op, R, k, tau, compared(op, rule), norm and norm.step, within
-        )
+        known = op.facts.get("through")
+        if known is None:  # of an op that is met again, once
+            k = None if tau is not None else rank(R.numel() // op.batch, q)
+            conv, norm = op.facts["chain"]
+            within = passing_region(conv) if "conv" in op.current.rules else None
+            known = conv.step, k, compared(op, rule), norm and norm.step, within
+            op.facts["through"] = known
+        step, k, which, scale, within = known
+        found: Tensor | None = step.through(op, R, k, tau, which, scale, within)
         return found
 
     rectified.looks = True  # type: ignore[attr-defined]
