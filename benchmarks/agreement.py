@@ -23,13 +23,13 @@ from captum.attr._utils.lrp_rules import EpsilonRule
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from rectgrad import files
+from rectgrad.api import attribute
 from rectgrad.bench.environment import commit, environment
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED
-from rectgrad.methods import generator_of
+from rectgrad.methods.control import bytes_of, generator_of
 from rectgrad.metrics import outside
-from rectgrad.records import attribute
+from rectgrad.photos import files
 from reference import quadrature_points, reference_attribute
 
 
@@ -45,8 +45,9 @@ def integrated(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def noise(j: int, x: Tensor) -> Tensor:
-    """The j-th noise of seed 0, shared by all pictures."""
-    return torch.randn(x.shape[1:], generator=generator_of(b"0", str(j).encode())).to(x)
+    """The j-th noise of seed 0, each picture's own."""
+    own = [generator_of(b"0", str(j).encode(), bytes_of(each.float().cpu())) for each in x]
+    return torch.stack([torch.randn(x.shape[1:], generator=generator) for generator in own]).to(x)
 
 
 def smoothed(module: nn.Module, x: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from rectgrad import files
 from rectgrad.bench.environment import commit, environment
 from rectgrad.data import cifar10, scaled
 from rectgrad.experiments.maps import comparison_map
 from rectgrad.experiments.roar_kar import METHODS
 from rectgrad.models import load
+from rectgrad.photos import files
 from rectgrad.training import repeatable
 
 

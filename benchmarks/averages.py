@@ -23,7 +23,7 @@ import captum.attr
 import torch
 
 import rectgrad
-from rectgrad import copies
+from rectgrad.engine import points as copies
 
 COUNT = {"smoothgrad": "samples", "integrated_gradients": "steps"}
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rectgrad import files
 from rectgrad.bench.environment import commit, environment
 from rectgrad.models import load
+from rectgrad.photos import files
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import explorer

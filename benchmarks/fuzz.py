@@ -447,8 +447,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.case:
         again(given.case, given.seed)
-    from rectgrad import files
     from rectgrad.bench.environment import commit, environment
+    from rectgrad.photos import files
 
     record: dict[str, Any] = {"environment": environment("cpu"), "commit": commit()}
     record |= {"seed": given.seed, "seconds": given.seconds}

@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectgrad import files, many, training
+from rectgrad import many, training
 from rectgrad.bench.environment import commit, environment
 from rectgrad.data import cifar10, scaled
 from rectgrad.many.networks import Networks
 from rectgrad.models import CifarCNN
+from rectgrad.photos import files
 from rectgrad.training import Plan
 
 STEPS = 20 * 500  # of a whole training

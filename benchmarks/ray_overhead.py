@@ -12,11 +12,11 @@ import argparse
 import time
 from pathlib import Path
 
-from rectgrad import cluster, files
 from rectgrad.bench.environment import commit, environment
 from rectgrad.experiments import ray_engine, roar_kar
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.roar_kar import Cell
+from rectgrad.photos import cluster, files
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
-from rectgrad import files
 from rectgrad.bench.environment import commit, environment
 from rectgrad.bench.memory import status
+from rectgrad.photos import files
 
 THREADS = 4
 ALLOWED = 50e6  # bytes above the first reading

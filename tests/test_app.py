@@ -24,8 +24,8 @@ from rectgrad.app import ask, drawing, script, server
 from rectgrad.app.ask import Ask
 from rectgrad.app.desk import Desk, Shelf
 from rectgrad.app.folder import ALL, Folder
-from rectgrad.catalog import METHODS
 from rectgrad.cli import app as command_line
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 from rectgrad.photos import UnreadableImageError
 
@@ -61,7 +61,7 @@ from dataclasses import fields
 from rectgrad.app.ask import Ask
 from rectgrad.app.desk import Desk
 from rectgrad.app.page import Page
-from rectgrad.catalog import METHODS
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 
 page = Page(Desk(load("cifar10_cnn")))

@@ -13,8 +13,9 @@ from PIL import Image
 
 import explorer
 import rectgrad
-from rectgrad import files, photos
+from rectgrad import photos
 from rectgrad.models import load
+from rectgrad.photos import files
 
 pytestmark = [
     pytest.mark.skipif(

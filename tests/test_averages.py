@@ -10,8 +10,10 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import IntegratedGradients, Saliency, SmoothGrad, copies
-from rectgrad.methods import Method, generator_of
+from rectgrad import IntegratedGradients, Saliency, SmoothGrad
+from rectgrad.engine import points as copies
+from rectgrad.methods import Method
+from rectgrad.methods.control import bytes_of, generator_of
 
 AVERAGES = {
     "smoothgrad": lambda over: SmoothGrad(over, samples=9),
@@ -36,11 +38,11 @@ def one_by_one(monkeypatch):
 
     def each(self, points, count):
         for point in points:
-            yield self.ask(self.method, self.subject.at(point))
+            yield self.ask(self.method, self.request.at(point))
 
     def attribute(*args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(copies.Copies, "each", each)
+            patch.setattr(copies.Points, "each", each)
             return rectgrad.attribute(*args, **kwargs)
 
     return attribute
@@ -95,13 +97,14 @@ def test_as_one_by_one(average, inner, network, one_by_one):
 
 
 def test_smoothgrad_by_hand(small):
-    """The j-th noise depends on (seed, j) alone; the class is that of the clean input."""
+    """The j-th noise depends on (seed, j) and the sample's values; the class is that of the clean input."""
     model, x = small
     target = model(x).argmax(1)
     spread = 0.2 * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     total = torch.zeros_like(x)
     for j in range(20):
-        noise = torch.randn(3, 8, 8, generator=generator_of(b"7", str(j).encode()))
+        own = [generator_of(b"7", str(j).encode(), bytes_of(each.float())) for each in x]
+        noise = torch.stack([torch.randn(3, 8, 8, generator=generator) for generator in own])
         noisy = (x + spread * noise).requires_grad_()
         score = model(noisy).gather(1, target[:, None]).sum()
         total += torch.autograd.grad(score, noisy)[0] / 20

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 import rectgrad
-from rectgrad import bench, cli, files
+from rectgrad import bench, cli
 from rectgrad.bench import comparison, measure, memory, naive, networks, paths, peers, scaling, selection
 from rectgrad.bench.case import case_of
 from rectgrad.bench.contenders import contenders, plain
 from rectgrad.bench.plan import in_force
+from rectgrad.kernels.reference import percentile
 from rectgrad.models import vit
-from rectgrad.threshold import percentile
+from rectgrad.photos import files
 
 TINY = {"pixels": 32, "rounds": 2, "methods": ("rectgrad",), "captum": False, "naive": False}
 PARAMETERS = {

@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 
 import rectgrad
-from rectgrad import cli, files, photos
-from rectgrad.catalog import METHODS
+from rectgrad import cli, photos
 from rectgrad.cli import COMMANDS
 from rectgrad.cli.progress import progress
-from rectgrad.explain import Plan, explain
+from rectgrad.explanation import Plan, explain
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
+from rectgrad.photos import files
 
 HERE = Path(__file__).parent
 TINY = f"{HERE / 'tiny_model.py'}:tiny"

@@ -16,8 +16,8 @@ import typer
 import rectgrad
 from rectgrad import cli
 from rectgrad.cli import COMMANDS
-from rectgrad.files import sample_photo
 from rectgrad.photos import read
+from rectgrad.photos.files import sample_photo
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.joinpath("docs").glob("*.md"))

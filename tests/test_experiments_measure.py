@@ -26,8 +26,8 @@ from rectgrad.experiments import (
 )
 from rectgrad.experiments.gallery import pairs
 from rectgrad.experiments.maps import of_maps
+from rectgrad.kernels.reference import percentile
 from rectgrad.models import CifarCNN, load
-from rectgrad.threshold import percentile
 
 FEW = shapes.generate(6, 3)
 X = scaled(FEW.pixels)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rectgrad import files
-from rectgrad.stream import ahead, batches
+from rectgrad.photos import files
+from rectgrad.photos.stream import ahead, batches
 
 
 def touch(folder, *names):

@@ -15,14 +15,15 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
-from rectgrad import kernels, ops, steps
+from rectgrad import kernels, ops
+from rectgrad.engine.op import Current, Op
+from rectgrad.kernels import linear_ops as steps
 from rectgrad.kernels import native, portable
-from rectgrad.kernels.survivors import Survivors, as_they_are, carrier, with_survivors
-from rectgrad.op import Current, Op
+from rectgrad.kernels.linear_ops import AvgPool, Conv, Linear, Scale, outside_zeroed
+from rectgrad.kernels.reference import rank, smallest
+from rectgrad.kernels.sparse import Survivors, as_they_are, carrier, with_survivors
 from rectgrad.ops import Spec
 from rectgrad.rules.rectified import SCORES
-from rectgrad.steps import AvgPool, Conv, Linear, Scale, outside_zeroed
-from rectgrad.threshold import rank
 
 LIBRARY = native.load()
 WHY = "NO NATIVE KERNELS were built (no C compiler?): the fast CPU code is not tested here"
@@ -124,7 +125,7 @@ def test_dispatch_reaches_the_kernels(monkeypatch):
     expected = score.kthvalue(980, dim=1).values
     for choice in kernels.CHOICES:
         monkeypatch.setenv("RECTGRAD_KERNELS", choice)
-        assert torch.equal(rectgrad.threshold.smallest(score, 980), expected)
+        assert torch.equal(smallest(score, 980), expected)
         assert (kernels.smallest(score, 980) is None) == (choice == "reference")
 
 

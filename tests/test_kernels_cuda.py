@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rectgrad.kernels import cuda
+from rectgrad.kernels.reference import percentile
 from rectgrad.rules.rectified import SCORES
-from rectgrad.threshold import percentile
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip(

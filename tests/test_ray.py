@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rectgrad import cli, cluster, data
+from rectgrad import cli, data
 from rectgrad.data import Dataset, shapes
 from rectgrad.experiments import lab, roar_kar
 from rectgrad.experiments.reproduce import reproduce
+from rectgrad.photos import cluster
 
 SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(600, 1), shapes.generate(60, 2))
 NUMBERS = {
@@ -116,7 +117,7 @@ def test_a_folder_of_photos(ray, tmp_path, monkeypatch, capsys):
     for i, pixels in enumerate(SMALL.test.pixels[:5]):
         Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
     (tmp_path / "photos" / "bad.png").write_text("no picture")
-    monkeypatch.setattr("rectgrad.explain_ray.CHUNK", 2)
+    monkeypatch.setattr("rectgrad.cli.explain_ray.CHUNK", 2)
     assert command(monkeypatch, "a", "local") == 1
     assert command(monkeypatch, "b", "ray") == 1
     assert capsys.readouterr().err.count("bad.png") == 2

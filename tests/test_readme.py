@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from rectgrad.catalog import METHODS
 from rectgrad.cli import COMMANDS
-from rectgrad.files import sample_photo
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import MODELS
 from rectgrad.photos import read
+from rectgrad.photos.files import sample_photo
 
 README = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
 

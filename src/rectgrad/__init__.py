@@ -12,44 +12,44 @@ if TYPE_CHECKING:
     from rectgrad import image as image
     from rectgrad import metrics as metrics
     from rectgrad import models as models
-    from rectgrad.averages import IntegratedGradients as IntegratedGradients
-    from rectgrad.averages import SmoothGrad as SmoothGrad
-    from rectgrad.catalog import METHODS as METHODS
+    from rectgrad.api import Record as Record
+    from rectgrad.api import attribute as attribute
+    from rectgrad.api import layer_attributions as layer_attributions
+    from rectgrad.api import propagate as propagate
+    from rectgrad.api import record as record
+    from rectgrad.engine.passes import UnsupportedModelError as UnsupportedModelError
+    from rectgrad.engine.target import contrast as contrast
+    from rectgrad.methods import METHODS as METHODS
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
     from rectgrad.methods import GradientXInput as GradientXInput
     from rectgrad.methods import GuidedBackprop as GuidedBackprop
+    from rectgrad.methods import IntegratedGradients as IntegratedGradients
     from rectgrad.methods import RandomMap as RandomMap
     from rectgrad.methods import RectGrad as RectGrad
     from rectgrad.methods import Saliency as Saliency
-    from rectgrad.passes import UnsupportedModelError as UnsupportedModelError
-    from rectgrad.records import Record as Record
-    from rectgrad.records import attribute as attribute
-    from rectgrad.records import layer_attributions as layer_attributions
-    from rectgrad.records import record as record
-    from rectgrad.tape import propagate as propagate
-    from rectgrad.target import contrast as contrast
+    from rectgrad.methods import SmoothGrad as SmoothGrad
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "averages": ("IntegratedGradients", "SmoothGrad"),
-    "catalog": ("METHODS",),
+    "api": ("Record", "attribute", "layer_attributions", "propagate", "record"),
+    "engine.passes": ("UnsupportedModelError",),
+    "engine.target": ("contrast",),
     "methods": (
+        "METHODS",
         "Deconv",
         "DeepLift",
         "EpsilonLRP",
         "GradientXInput",
         "GuidedBackprop",
+        "IntegratedGradients",
         "RandomMap",
         "RectGrad",
         "Saliency",
+        "SmoothGrad",
     ),
-    "passes": ("UnsupportedModelError",),
-    "records": ("Record", "attribute", "layer_attributions", "record"),
-    "tape": ("propagate",),
-    "target": ("contrast",),
 }
 _MODULES = ("data", "image", "metrics", "models")
 __all__ = [*_MODULES, *(name for names in _HOME.values() for name in names)]

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rectgrad import files
 from rectgrad.data import Images, digest_of, scaled
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.models.cifar import CifarCNN
+from rectgrad.photos import files
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor, nn
 
 import rectgrad
-from rectgrad.catalog import METHODS
 from rectgrad.interop.captum import MethodAttribution
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*DeepLIFT's map:UserWarning")

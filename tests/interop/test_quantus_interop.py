@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rectgrad
-from rectgrad.catalog import METHODS
 from rectgrad.interop.quantus import explain, explain_func
+from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 
 pytestmark = [

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from rectgrad.catalog import METHODS, as_method
+from rectgrad.engine.target import contrast
 from rectgrad.methods import Method, RectGrad
-from rectgrad.target import contrast
+from rectgrad.methods.catalog import METHODS, as_method
 
 
 @dataclass(frozen=True)

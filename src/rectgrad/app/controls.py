@@ -9,10 +9,9 @@ import gradio as gr
 
 from rectgrad.app import ask
 from rectgrad.app.desk import QS
-from rectgrad.catalog import METHODS, TITLES
-from rectgrad.cli.options import MEANING
 from rectgrad.methods import Method
-from rectgrad.options import CHOICES
+from rectgrad.methods.catalog import METHODS, title_of
+from rectgrad.methods.options import choices_of, help_of
 
 Key = tuple[str, str]  # a kind of method, a field
 
@@ -29,10 +28,10 @@ class Controls:
             self._names[group] = names
             shown = bool(set(names) & set(chosen))
             with gr.Accordion(
-                f"Options of {TITLES[names[0]]}", open=group == "RectGrad", visible=shown
+                f"Options of {title_of(names[0])}", open=group == "RectGrad", visible=shown
             ) as box:
                 for name, default in ask.defaults(kind).items():
-                    self.fields[group, name] = control(name, default)
+                    self.fields[group, name] = control(kind, name, default)
             self.groups[group] = box
 
     def shown(self, chosen: list[str]) -> list[Any]:
@@ -43,23 +42,27 @@ class Controls:
         """What the controls say, in the order of `fields`."""
         found: dict[str, dict[str, Any]] = {}
         for (group, name), value in zip(self.fields, values, strict=True):
-            found.setdefault(group, {})[name] = _number(name, value) if isinstance(value, str) else value
+            found.setdefault(group, {})[name] = self._value(group, name, value)
         return found
 
+    def _value(self, group: str, name: str, value: Any) -> Any:
+        worded = isinstance(self.fields[group, name], gr.Dropdown)
+        return value if worded or not isinstance(value, str) else _number(name, value)
 
-def control(name: str, default: Any) -> Any:
-    """The control for a field, by the type of its values."""
-    label, info = name.replace("_", " "), MEANING[name].replace("*", r"\*")
+
+def control(kind: type[Method], name: str, default: Any) -> Any:
+    """The control for a method's field, by the type of its values."""
+    label, info = name.replace("_", " "), help_of(kind, name).replace("*", r"\*")
     if name == "q":
         slider = gr.Slider(0, 100, default, step=0.5, label=label, info=info, elem_id="q", buttons=[])
         gr.HTML(_marks(), elem_id="q-marks")
         return slider
     if isinstance(default, bool):
         return gr.Checkbox(default, label=label, info=info)
-    if name in CHOICES:
-        return gr.Dropdown(list(CHOICES[name]), value=default, label=label, info=info)
+    if choices := choices_of(kind, name):
+        return gr.Dropdown(list(choices), value=default, label=label, info=info)
     if name == "over":
-        simple = [(TITLES[each], each) for each, method in METHODS.items() if "over" not in _fields(method)]
+        simple = [(title_of(each), each) for each, method in METHODS.items() if "over" not in _fields(method)]
         return gr.Dropdown(simple, value=default, label=label, info=info)
     if default is None:  # a number box would make it 0
         return gr.Textbox("", label=label, info=info, placeholder="none", max_lines=1)
@@ -67,10 +70,8 @@ def control(name: str, default: Any) -> Any:
     return gr.Number(default, label=label, info=info, precision=0 if whole else None)
 
 
-def _number(name: str, text: str) -> Any:
-    """What an optional number's box says; the word itself, of a list of words."""
-    if name in CHOICES or name == "over":
-        return text
+def _number(name: str, text: str) -> float | None:
+    """The number in an optional number's box; None if it is empty."""
     try:
         return float(text) if text.strip() else None
     except ValueError:

@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 from rectgrad import photos
+from rectgrad.api import Record, layer_attributions, record
 from rectgrad.app.ask import Ask
-from rectgrad.explain import check_labels
+from rectgrad.engine.target import contrast
+from rectgrad.explanation import check_labels
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import Guess, ImageModel, load
-from rectgrad.records import Record, layer_attributions, record
-from rectgrad.target import contrast
 
 PIXELS = 50_000_000  # of an uploaded photo
 QS = (0, 10, 20, 40, 60, 80, 90, 95, 98, 99)  # the paper's Figure 4

@@ -14,8 +14,7 @@ from PIL import Image
 from rectgrad import image
 from rectgrad.app.ask import Ask, thresholded
 from rectgrad.app.desk import Map, Seen
-from rectgrad.catalog import TITLES
-from rectgrad.explain import title
+from rectgrad.methods.catalog import METHODS, describe, title_of
 
 
 def plane(name: str, values: np.ndarray, ask: Ask) -> np.ndarray:
@@ -37,7 +36,7 @@ def maps(seen: Seen, found: dict[str, Map], ask: Ask) -> str:
     panels = [_panel(seen.crop, "photo", seen.name, smooth=True)]
     for name, (values, seconds) in found.items():
         drawn = picture(plane(name, values, ask), seen.crop, ask)
-        panels.append(_panel(drawn, title(chosen[name]), f"{seconds * 1000:.0f} ms"))
+        panels.append(_panel(drawn, describe(chosen[name]), f"{seconds * 1000:.0f} ms"))
     return f'<div class="maps">{"".join(panels)}</div>'
 
 
@@ -90,13 +89,13 @@ def sheet(seen: Seen, found: dict[str, Map], ask: Ask, caption: str) -> Image.Im
     height = seen.crop.height * max(1, round(448 / seen.crop.height))
     panels = [image.Panel(seen.crop, "photo", smooth=True)]
     for name, (values, _) in found.items():
-        panels.append(image.Panel(picture(plane(name, values, ask), seen.crop, ask), title(chosen[name])))
+        panels.append(image.Panel(picture(plane(name, values, ask), seen.crop, ask), describe(chosen[name])))
     return image.sheet([panels], caption, cell=height, dark=ask.dark)
 
 
 def titles() -> list[tuple[str, str]]:
     """The methods as a list to choose from."""
-    return [(said, name) for name, said in TITLES.items()]
+    return [(title_of(name), name) for name in METHODS]
 
 
 def _panel(drawn: Image.Image, name: str, below: str, smooth: bool = False) -> str:

@@ -6,8 +6,9 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from rectgrad import files, photos
+from rectgrad import photos
 from rectgrad.app.desk import Desk
+from rectgrad.photos import files
 
 ALL = "all"
 

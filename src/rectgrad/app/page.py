@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 import gradio as gr
 import numpy as np
 
-from rectgrad import files, image, photos
+from rectgrad import image, photos
 from rectgrad.app import drawing, script
 from rectgrad.app.ask import Ask
 from rectgrad.app.controls import Controls
 from rectgrad.app.desk import Desk, Seen
 from rectgrad.app.folder import ALL, Folder
+from rectgrad.engine.target import contrast
 from rectgrad.models import MODELS, ModelUnavailableError
-from rectgrad.target import contrast
+from rectgrad.photos import files
 
 T = TypeVar("T")
 FIRST = ["rectgrad", "saliency", "guided_backprop"]

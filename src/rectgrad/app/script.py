@@ -7,7 +7,7 @@ from typing import Any
 
 from rectgrad.app.ask import Ask
 from rectgrad.app.desk import Seen
-from rectgrad.target import contrast
+from rectgrad.engine.target import contrast
 
 
 def lines(seen: Seen, ask: Ask, loading: str) -> str:

@@ -12,7 +12,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from rectgrad import files
+from rectgrad.photos import files
 
 UPLOAD = "20mb"
 MINUTES = 15  # that a temporary file is kept

@@ -9,7 +9,7 @@ from rectgrad.bench import measure, memory, paths, peers
 from rectgrad.bench.case import Case, case_of, side
 from rectgrad.bench.contenders import Contender, contenders, plain
 from rectgrad.bench.plan import Plan
-from rectgrad.catalog import METHODS
+from rectgrad.methods.catalog import METHODS
 
 Row = dict[str, Any]
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rectgrad.api import attribute
 from rectgrad.bench.case import Case
 from rectgrad.bench.naive import TAUS, naive
 from rectgrad.bench.peers import PEERS, peer
 from rectgrad.bench.plan import Plan
-from rectgrad.catalog import as_method
-from rectgrad.records import attribute
+from rectgrad.methods.catalog import as_method
 
 PLAIN = "plain"
 OURS = "ours"  # RectGrad without the padding trick, as the naive ones compute it

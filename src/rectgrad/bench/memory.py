@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 
 from rectgrad.bench.plan import Plan
-from rectgrad.replay import release
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 CHILD = "import sys; from rectgrad.bench.memory import child; child(*sys.argv[1:])"
@@ -47,7 +46,6 @@ def peak(run: Callable[[], Any], plan: Plan, model: str, name: str) -> Peak | No
 
 def allocated(run: Callable[[], Any], device: str) -> Peak:
     """The most in three calls: what the first ones keep for the next ones counts, and only here."""
-    release()
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

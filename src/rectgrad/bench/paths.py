@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rectgrad.api import left_as_found
 from rectgrad.bench.case import Case
-from rectgrad.catalog import METHODS
-from rectgrad.records import left_as_found
-from rectgrad.subject import Subject
-from rectgrad.trace import Trace
+from rectgrad.engine.request import Request
+from rectgrad.engine.trace import Trace
+from rectgrad.methods.catalog import METHODS
 
 
 def sparse_share(trace: Trace | None) -> float | None:
@@ -21,7 +21,7 @@ def sparse_share(trace: Trace | None) -> float | None:
 
 def trace_of(case: Case, name: str) -> Trace | None:
     """The trace of what `attribute` runs, for a method of one pass."""
-    subject = Subject(case.module, (case.inputs,), (), {}, case.target)
-    with left_as_found(subject):
-        METHODS[name].maps(subject)
-    return subject.trace
+    request = Request(case.module, (case.inputs,), (), {}, case.target)
+    with left_as_found(request):
+        METHODS[name].maps(request)
+    return request.trace

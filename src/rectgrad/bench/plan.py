@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rectgrad.bench import networks
-from rectgrad.catalog import METHODS, as_method
+from rectgrad.methods.catalog import METHODS, as_method
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rectgrad.bench import measure
 from rectgrad.bench.naive import TAUS, Q
 from rectgrad.bench.plan import Plan
-from rectgrad.threshold import percentile
+from rectgrad.kernels.reference import percentile
 
 SHAPE = (8, 802_816)
 OURS = "threshold.percentile"

@@ -50,6 +50,6 @@ def sections(plan: Plan, watch: Watch) -> Iterator[tuple[str, Section]]:
 
 
 def _save(result: dict[str, Any], file: Path) -> None:
-    from rectgrad import files  # needs Pillow, which measuring does not
+    from rectgrad.photos import files
 
     files.save_json(result, file)

@@ -11,13 +11,14 @@ import torch
 import typer
 from PIL import Image
 
-from rectgrad import files, image
-from rectgrad.catalog import TITLES
+from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
-from rectgrad.files import Source
 from rectgrad.methods import Method
+from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import gini
+from rectgrad.photos import files
+from rectgrad.photos.files import Source
 
 compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -108,7 +109,7 @@ def compared(
 def _panels(planes: dict[str, Any], dark: bool) -> list[image.Panel]:
     scheme = "signed_dark" if dark else "signed"
     return [
-        image.Panel(image.colour(plane, scheme), TITLES[name], f"Gini {_sparsity(plane):.2f}")
+        image.Panel(image.colour(plane, scheme), title_of(name), f"Gini {_sparsity(plane):.2f}")
         for name, plane in planes.items()
     ]
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rectgrad import files
 from rectgrad.cli import options as shared
+from rectgrad.cli.explain_ray import Named, explain_with
 from rectgrad.cli.progress import progress
-from rectgrad.explain import Plan, explain
-from rectgrad.explain_ray import Named, explain_with
-from rectgrad.files import Source
+from rectgrad.explanation import Plan, explain
+from rectgrad.photos import files
+from rectgrad.photos.files import Source
 
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -9,10 +9,11 @@ import typer
 from PIL import Image
 from torch import Tensor
 
-from rectgrad import files, image, photos
+from rectgrad import image, photos
+from rectgrad.api import layer_attributions
 from rectgrad.cli import options as shared
 from rectgrad.methods import Method
-from rectgrad.records import layer_attributions
+from rectgrad.photos import files
 
 layers_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

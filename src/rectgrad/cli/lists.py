@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rectgrad.catalog import METHODS
-from rectgrad.explain import name_of
 from rectgrad.methods import Method
+from rectgrad.methods.catalog import METHODS, name_of
 from rectgrad.models import MODELS
 
 methods_app = typer.Typer(add_completion=False, rich_markup_mode=None)

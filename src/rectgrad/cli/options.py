@@ -15,13 +15,14 @@ import typer
 from PIL import Image
 from torch import Tensor
 
-from rectgrad import files, photos
-from rectgrad.catalog import METHODS, as_method
-from rectgrad.explain import check_labels, name_of
-from rectgrad.files import Source
+from rectgrad import photos
+from rectgrad.api import Record, record
+from rectgrad.explanation import check_labels
 from rectgrad.methods import Method, RectGrad
+from rectgrad.methods.catalog import METHODS, as_method, name_of
 from rectgrad.models import ImageModel, load
-from rectgrad.records import Record, record
+from rectgrad.photos import files
+from rectgrad.photos.files import Source
 
 Images = Annotated[
     list[str] | None, typer.Argument(help="Photos, folders or patterns; none: the sample photo.")
@@ -45,33 +46,22 @@ _KINDS = {
 }
 
 
-MEANING = {
-    "q": "Percentile of a layer's scores that a unit must exceed, 0 to 100; 98 unless told.",
-    "tau": "A constant threshold, in place of the percentile.",
-    "rule": "What is compared: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod.",
-    "padding_trick": "No gradient from outputs that saw zero padding.",
-    "prr": "Max pooling shares gradient in proportion to its inputs.",
-    "multiply_by_input": "Multiply the gradient that arrives by the input.",
-    "positive_only": "Keep positive values only.",
-    "interpolation": "Of the percentile: nearest or linear.",
-    "over": "The method that is averaged.",
-    "samples": "Noisy copies; 50 unless told.",
-    "noise": "Noise as a share of the photo's value range; 0.1 unless told.",
-    "seed": "Of the random numbers.",
-    "steps": "Evaluations between baseline and photo; 50 unless told.",
-    "baseline": "The value that stands for nothing; 0, mid-grey, unless told.",
-    "quadrature": "trapezoid or right.",
-    "epsilon": "Stabiliser of the epsilon rule; 0.0001 unless told.",
-}
+class Option(NamedTuple):
+    """An option of one or more methods."""
+
+    kind: type
+    help: str
+    methods: list[str]
 
 
-def method_fields() -> dict[str, tuple[type, list[str]]]:
-    """Every option of every method: its type and the methods that have it."""
-    found: dict[str, tuple[type, list[str]]] = {}
+def method_options() -> dict[str, Option]:
+    """Every option of every method, from the fields of the methods."""
+    found: dict[str, Option] = {}
     for name, method in METHODS.items():
         for field in fields(method):
-            kind = _KINDS[str(field.type)]
-            found.setdefault(field.name, (kind, []))[1].append(name)
+            kind = _KINDS.get(str(field.type), str)
+            option = found.setdefault(field.name, Option(kind, field.metadata.get("help", ""), []))
+            option.methods.append(name)
     return found
 
 
@@ -79,7 +69,7 @@ def with_method_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with one option for each field of a method, gathered into its `options` argument."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for name, p in signature.parameters.items() if name != "options"]
-    extra = [_parameter(name, *what) for name, what in method_fields().items()]
+    extra = [_parameter(name, option) for name, option in method_options().items()]
 
     def wrapper(**given: Any) -> Any:
         options = {p.name: given.pop(p.name) for p in extra}
@@ -91,12 +81,12 @@ def with_method_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _parameter(name: str, kind: type, methods: list[str]) -> inspect.Parameter:
+def _parameter(name: str, option: Option) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
-    flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    help_text = f"{MEANING[name]} ({', '.join(methods)})"
-    option = typer.Option(flags, help=help_text, show_default=False)
-    annotation: Any = Annotated[kind | None, option]
+    flags = f"{flag}/--no-{flag[2:]}" if option.kind is bool else flag
+    help_text = f"{option.help} ({', '.join(option.methods)})".strip()
+    described = typer.Option(flags, help=help_text, show_default=False)
+    annotation: Any = Annotated[option.kind | None, described]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from PIL import Image
 
-from rectgrad import files, image
+from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 from rectgrad.methods import RectGrad
-from rectgrad.stream import batches
+from rectgrad.photos import files
+from rectgrad.photos.stream import batches
 
 sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

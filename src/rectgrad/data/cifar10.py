@@ -23,9 +23,9 @@ import numpy as np
 import safetensors.numpy
 from PIL import Image
 
-from rectgrad import files
 from rectgrad.data import fetch
 from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, cache, digest_of
+from rectgrad.photos import files
 
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

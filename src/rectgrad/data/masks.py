@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from rectgrad import files
 from rectgrad.data import cifar10, fetch
 from rectgrad.data.dataset import DataUnavailableError, Images, cache
+from rectgrad.photos import files
 
 ADDRESS = "https://github.com/1202kbs/Rectified-Gradient/raw/master/CIFAR10_mask.tar"
 LARGEST = 16 * 2**20  # bytes of a picture in the archive

@@ -17,15 +17,15 @@ from PIL import Image
 from torch import Tensor
 
 from rectgrad import image
-from rectgrad.catalog import TITLES
+from rectgrad.api import attribute, layer_attributions
 from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, mean
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import shown
 from rectgrad.experiments.statistics import difference, spread
 from rectgrad.experiments.units import resized
+from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import outside
-from rectgrad.records import attribute, layer_attributions
 
 TITLE = "Noise on the way to the input (Figure 7, Appendix A.2)"
 PHOTOS = True
@@ -92,7 +92,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     for method, found in metrics.items():
         names = list(found["layers"])
         about = [found["layers"][name] for name in names]
-        axis.plot(names, [a["mean"] for a in about], "o-", color=COLOURS[method], label=TITLES[method])
+        axis.plot(names, [a["mean"] for a in about], "o-", color=COLOURS[method], label=title_of(method))
         low, high = np.array([a.get("interval", [a["mean"]] * 2) for a in about]).T
         axis.fill_between(range(len(names)), low, high, color=COLOURS[method], alpha=0.2)
     axis.plot(names, [a["area"] for a in about], ":", color="grey", label="area outside")
@@ -125,7 +125,7 @@ def _sheet(
                 )
                 for name in names
             ]
-            first = image.Panel(picture, TITLES[method], smooth=picture.width > 64)
+            first = image.Panel(picture, title_of(method), smooth=picture.width > 64)
             found[row * len(SHOWN) + k] = [first, *panels]
     return image.sheet(found, cell=cell)
 
@@ -137,7 +137,7 @@ def _short(name: str) -> str:
 def tables(metrics: dict[str, Any]) -> list[Table]:
     names = list(metrics[METHODS[0]]["layers"])
     rows = [
-        [TITLES[method], *(mean(found["layers"][name]) for name in names), mean(found["growth"])]
+        [title_of(method), *(mean(found["layers"][name]) for name in names), mean(found["growth"])]
         for method, found in metrics.items()
     ]
     rows.append(["area", *(f"{metrics[METHODS[0]]['layers'][name]['area']:.3f}" for name in names), ""])

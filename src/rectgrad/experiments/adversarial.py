@@ -22,13 +22,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import image
-from rectgrad.catalog import TITLES
 from rectgrad.experiments import sheets
 from rectgrad.experiments.boxes import boxes
 from rectgrad.experiments.findings import Finding, Table, below_all, by_method, mean, methods, number, order
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
 from rectgrad.experiments.statistics import by_method as spreads
+from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import rank_correlation, ssim
 from rectgrad.training import logits
 
@@ -231,7 +231,7 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
 def findings(metrics: dict[str, Any]) -> list[Finding]:
     beside = {name: _beyond(metrics[name]) for name in methods(metrics)}
     drawing = sorted(beside, key=lambda name: -metrics[name]["edges"]["mean"])
-    said = ", ".join(f"{TITLES[name]} {number(metrics[name]['edges']['mean'])}" for name in drawing[:4])
+    said = ", ".join(f"{title_of(name)} {number(metrics[name]['edges']['mean'])}" for name in drawing[:4])
     enough = metrics["changed"] >= 100
     return [
         Finding(
@@ -254,7 +254,9 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             "The change is due to the class: RectGrad changes most beyond what the control changes.",
             _most({n: _interval(n, metrics) for n in beside}, ["rectgrad"]) if enough else None,
             "rank correlation lost beyond the control's: "
-            + ", ".join(f"{TITLES[n]} {number(beside[n])}" for n in sorted(beside, key=lambda n: -beside[n])),
+            + ", ".join(
+                f"{title_of(n)} {number(beside[n])}" for n in sorted(beside, key=lambda n: -beside[n])
+            ),
         ),
         Finding(
             "Guided Backprop and Deconv redraw the picture: their maps follow its edges most.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rectgrad.catalog import TITLES
+from rectgrad.methods.catalog import METHODS, title_of
 
 COLOURS = ("#3b6fb6", "#c9733a")
 
@@ -35,7 +35,9 @@ def boxes(
         )
         axis.plot([], [], "s", color=COLOURS[i], label=group)
     turned = {"rotation": 40, "ha": "right"} if len(names) > 4 else {}
-    axis.set_xticks(range(len(names)), [TITLES.get(name, name) for name in names], **turned)
+    axis.set_xticks(
+        range(len(names)), [title_of(name) if name in METHODS else name for name in names], **turned
+    )
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylabel(label)
     axis.margins(y=0.12)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad import rules
+from rectgrad.api import attribute
+from rectgrad.engine.bridge import propagate
 from rectgrad.experiments.findings import Finding, Table
 from rectgrad.experiments.lab import Lab
 from rectgrad.models.cifar import CifarCNN
-from rectgrad.records import attribute
-from rectgrad.tape import propagate
 
 TITLE = "RectGrad generalises Guided Backprop and Deconv (Claims 1 and 2)"
 PRESETS = {"quick": {"networks": 3, "images": 20}, "paper": {"networks": 10, "images": 1_000}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rectgrad.catalog import TITLES
+from rectgrad.methods.catalog import METHODS, title_of
 
 Metrics = dict[str, Any]
 
@@ -44,7 +44,7 @@ def mean(found: Mapping[str, Any]) -> str:
 
 def methods(metrics: Metrics) -> list[str]:
     """The methods that were measured."""
-    return [name for name in metrics if name in TITLES]
+    return [name for name in metrics if name in METHODS]
 
 
 def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> Table:
@@ -52,14 +52,14 @@ def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> T
     earlier version does not have is left out."""
     names = methods(metrics)
     kept = [key for key in columns if all(key in metrics[name] for name in names)]
-    rows = [[TITLES[name], *(mean(metrics[name][key]) for key in kept)] for name in names]
+    rows = [[title_of(name), *(mean(metrics[name][key]) for key in kept)] for name in names]
     return Table(["method", *(columns[key] for key in kept)], rows, note)
 
 
 def order(metrics: Metrics, key: str, first: int = 4) -> str:
     """The methods with the lowest mean of a measure, in words."""
     names = sorted(methods(metrics), key=lambda n: metrics[n][key]["mean"])
-    return ", ".join(f"{TITLES[n]} {number(metrics[n][key]['mean'])}" for n in names[:first])
+    return ", ".join(f"{title_of(n)} {number(metrics[n][key]['mean'])}" for n in names[:first])
 
 
 def below(metrics: Metrics, key: str, method: str) -> bool | None:

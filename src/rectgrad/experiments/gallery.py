@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rectgrad import files, photos
+from rectgrad import photos
 from rectgrad.models import ImageModel, load
+from rectgrad.photos import files
 
 MODEL = "efficientnet_lite0"
 PAPERS = "inception_v4"

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rectgrad import files, training
+from rectgrad import training
 from rectgrad.data import DATASETS, Dataset, Images, masks, scaled
 from rectgrad.data.dataset import cache
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.experiments.gallery import MODEL, Gallery, gallery
 from rectgrad.experiments.parts import Parts
 from rectgrad.models import ModelUnavailableError, load
+from rectgrad.photos import files
 
 NO_PHOTOS = "no photos were shown"
 EPOCHS = {"cifar10": 20, "shapes": 7}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad import image
-from rectgrad.catalog import METHODS
+from rectgrad.api import attribute
 from rectgrad.methods import Method, RectGrad
-from rectgrad.records import attribute
+from rectgrad.methods.catalog import METHODS
 
 # The methods of the paper's comparisons, in its order, and Deconv and epsilon-LRP.
 COMPARED = (

@@ -8,11 +8,12 @@ from typing import Any
 
 import safetensors.torch
 
-from rectgrad import files, training
+from rectgrad import training
 from rectgrad.bench.environment import commit, environment
 from rectgrad.data import DATASETS, digest_of
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.experiments.patch import patched
+from rectgrad.photos import files
 
 
 def train(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rectgrad import files
+from rectgrad.photos import files
 
 
 class Parts:

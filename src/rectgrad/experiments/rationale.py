@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from rectgrad import image
+from rectgrad.api import attribute
 from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, mean
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import comparison_map
 from rectgrad.experiments.statistics import difference, spread
 from rectgrad.metrics import outside
-from rectgrad.records import attribute
 
 TITLE = "What is compared with the threshold (Appendix B)"
 PHOTOS = True

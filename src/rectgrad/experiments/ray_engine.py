@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from rectgrad import cluster, many
+from rectgrad import many
 from rectgrad.experiments import roar_kar
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.roar_kar import Cell
+from rectgrad.photos import cluster
 
 
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:

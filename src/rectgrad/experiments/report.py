@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rectgrad import files
-from rectgrad.catalog import TITLES
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.findings import Finding, Table
 from rectgrad.experiments.gallery import MODEL, PAPERS
 from rectgrad.experiments.lab import NO_PHOTOS
 from rectgrad.experiments.reproduce import experiment
+from rectgrad.methods.catalog import title_of
+from rectgrad.photos import files
 
 HOLDS = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "not told")}
 
@@ -109,7 +109,7 @@ def _agreement(record: dict[str, Any]) -> str:
     """Whether what was measured are the methods' maps."""
     head = ["method", "against", "largest difference, float64", "median, float32", "largest, float32"]
     rows = [
-        [TITLES[name], found["against"]]
+        [title_of(name), found["against"]]
         + [f"{found[key]:.1e}" for key in ("float64_largest", "float32_median", "float32_largest")]
         for name, found in record["agreement"].items()
     ]

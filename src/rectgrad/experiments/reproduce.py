@@ -10,12 +10,12 @@ from typing import Any
 
 from PIL import Image
 
-from rectgrad import files
 from rectgrad.bench.environment import commit, environment
 from rectgrad.data import DATASETS
 from rectgrad.data.fetch import Watch, unwatched
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.lab import NO_PHOTOS, Lab
+from rectgrad.photos import files
 from rectgrad.training import repeatable
 
 ENGINES = ("local", "ray")

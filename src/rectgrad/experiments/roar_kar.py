@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rectgrad import many
-from rectgrad.catalog import TITLES
 from rectgrad.data import Images
 from rectgrad.experiments.findings import Finding, Table, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.rankings import ranking
 from rectgrad.experiments.statistics import spread
+from rectgrad.methods.catalog import title_of
 from rectgrad.training import Plan, repeatable
 
 RAY = True
@@ -216,11 +216,15 @@ def area(accuracy: Sequence[float], fractions: Sequence[float], mode: str) -> fl
 
 
 def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
-    methods, x = [name for name in metrics if name in TITLES], metrics["fractions"]
+    methods, x = [name for name in metrics if name in METHODS], metrics["fractions"]
     page = Figure(figsize=(14, 4.6), layout="constrained")
     axes = page.subplots(1, 3)
     for i, method in enumerate(methods):
-        style = {"color": f"C{i}", "label": TITLES[method], "linewidth": 2.2 if "rectgrad" in method else 1.2}
+        style = {
+            "color": f"C{i}",
+            "label": title_of(method),
+            "linewidth": 2.2 if "rectgrad" in method else 1.2,
+        }
         for axis, mode in zip(axes, MODES, strict=False):
             found = metrics[method][mode]["accuracy"]
             axis.errorbar(x, [f["mean"] for f in found], [f["std"] for f in found], capsize=2, **style)
@@ -234,7 +238,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     for i, method in enumerate(methods):
         for axis, mode in zip(pair, MODES, strict=True):
             found = metrics[method][mode]
-            axis.plot(x, [f["mean"] for f in found["accuracy"]], color=f"C{i}", label=TITLES[method])
+            axis.plot(x, [f["mean"] for f in found["accuracy"]], color=f"C{i}", label=title_of(method))
             axis.plot(x, found["blurred"]["accuracy"], "--", color=f"C{i}")
     _finish(pair, titles)
     pair[1].set_xlabel("fraction of pixels kept")
@@ -251,9 +255,9 @@ def _finish(axes: Any, titles: Sequence[str]) -> None:
 
 
 def tables(metrics: dict[str, Any]) -> list[Table]:
-    methods, fractions = [name for name in metrics if name in TITLES], metrics["fractions"]
+    methods, fractions = [name for name in metrics if name in METHODS], metrics["fractions"]
     areas = [
-        [TITLES[m], *(cell for i, mode in enumerate(MODES) for cell in _areas(metrics[m][mode], m, i))]
+        [title_of(m), *(cell for i, mode in enumerate(MODES) for cell in _areas(metrics[m][mode], m, i))]
         for m in methods
     ]
     head = ["method", "ROAR AUC", "paper", "blurred", "KAR AOC", "paper", "blurred"]
@@ -263,7 +267,7 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
     )
     made = [Table(head, areas, note)]
     for mode in (*MODES, "mask"):
-        rows = [[TITLES[m], *_accuracies(metrics[m][mode]["accuracy"])] for m in methods]
+        rows = [[title_of(m), *_accuracies(metrics[m][mode]["accuracy"])] for m in methods]
         said = "kept" if mode == "kar" else "removed"
         names = {"roar": "ROAR", "kar": "KAR", "mask": "the mask alone"}
         made.append(Table([f"{names[mode]}: accuracy", *(f"{p:g} {said}" for p in fractions)], rows))
@@ -286,7 +290,7 @@ def _with_spread(found: dict[str, Any]) -> str:
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    methods = [name for name in metrics if name in TITLES]
+    methods = [name for name in metrics if name in METHODS]
     total = metrics["random"]["roar"]["area"]["mean"] + metrics["random"]["kar"]["area"]["mean"]
     masks = {m: max(metrics[m]["mask"]["accuracy"]) for m in methods}
     most = max(masks, key=masks.__getitem__)
@@ -307,7 +311,9 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
 
 
 def _list(values: dict[str, float]) -> str:
-    return ", ".join(f"{TITLES[m]} {number(v)}" for m, v in sorted(values.items(), key=lambda item: -item[1]))
+    return ", ".join(
+        f"{title_of(m)} {number(v)}" for m, v in sorted(values.items(), key=lambda item: -item[1])
+    )
 
 
 def _lowest(metrics: dict[str, Any], methods: Sequence[str], mode: str, claim: str) -> Finding:
@@ -319,4 +325,4 @@ def _lowest(metrics: dict[str, Any], methods: Sequence[str], mode: str, claim: s
     gap, error = theirs["mean"] - ours["mean"], np.hypot(theirs["std"], ours["std"]) / ours["n"] ** 0.5
     told = None if ours["n"] < 3 or abs(gap) < 2.78 * error else bool(gap > 0)
     ordered = sorted(methods, key=lambda m: areas[m]["mean"])
-    return Finding(claim, told, ", ".join(f"{TITLES[m]} {areas[m]['mean']:.4f}" for m in ordered))
+    return Finding(claim, told, ", ".join(f"{title_of(m)} {areas[m]['mean']:.4f}" for m in ordered))

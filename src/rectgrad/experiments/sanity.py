@@ -17,11 +17,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from rectgrad.catalog import TITLES
 from rectgrad.experiments.findings import Finding, Table, mean, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map
 from rectgrad.experiments.statistics import spread
+from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import rank_correlation, ssim
 from rectgrad.models.cifar import CifarCNN
 from rectgrad.training import logits
@@ -116,7 +116,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
             for i, (method, found) in enumerate(metrics.items()):
                 means = [each.get("mean", np.nan) for each in found[kind][key]]
                 colour = f"C{i}" if i < 10 else "#1c1d21"
-                axis.plot(LAYERS, means, styles[method], marker=".", label=TITLES[method], color=colour)
+                axis.plot(LAYERS, means, styles[method], marker=".", label=title_of(method), color=colour)
             axis.axhline(0, color="grey", linestyle=":")
             axis.set_title(f"{kind}, from the output" if kind == "cascading" else "each layer alone")
             axis.spines[["top", "right"]].set_visible(False)
@@ -130,7 +130,7 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
     for kind in KINDS:
         for key in MEASURES:
             rows = [
-                [TITLES[method], *(mean(each) for each in found[kind][key])]
+                [title_of(method), *(mean(each) for each in found[kind][key])]
                 for method, found in metrics.items()
             ]
             said = "from the output up to" if kind == "cascading" else "alone:"
@@ -158,5 +158,5 @@ def _less_sensitive(metrics: dict[str, Any], key: str) -> tuple[bool | None, str
     if len(ends["rectgrad"].get("draws", LAYERS)) < 2:
         told = None  # one random network is one random network
     ordered = sorted(ends, key=lambda name: -ends[name].get("mean", -1.0))
-    values = ", ".join(f"{TITLES[name]} {number(ends[name].get('mean', np.nan))}" for name in ordered)
+    values = ", ".join(f"{title_of(name)} {number(ends[name].get('mean', np.nan))}" for name in ordered)
     return told, f"{MEASURES[key]} with all layers random: {values}"

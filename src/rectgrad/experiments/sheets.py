@@ -10,18 +10,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import image
-from rectgrad.catalog import TITLES
+from rectgrad.api import attribute
 from rectgrad.experiments.maps import COMPARED, shown
 from rectgrad.methods import Method
+from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import gini
-from rectgrad.records import attribute
 
 CELL, LARGE = 112, 168  # of small pictures and of photos, in pixels
 
 
 def methods(names: Sequence[str] = COMPARED) -> dict[str, Method]:
     """title -> method, as the paper draws them."""
-    return {TITLES[name]: shown(name) for name in names}
+    return {title_of(name): shown(name) for name in names}
 
 
 def picture(pixels: np.ndarray) -> Image.Image:

@@ -18,16 +18,16 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rectgrad import image, ops
+from rectgrad.api import attribute, layer_attributions
+from rectgrad.engine.op import Op, Rule, Rules
 from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, mean, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.statistics import spread
+from rectgrad.kernels.reference import percentile
 from rectgrad.methods import RectGrad
 from rectgrad.metrics import gini, zero_share
-from rectgrad.op import Op, Rule, Rules
-from rectgrad.records import attribute, layer_attributions
 from rectgrad.rules.rectified import score
-from rectgrad.threshold import percentile
 
 TITLE = "The threshold's percentile (Figure 4)"
 PHOTOS = True

@@ -20,11 +20,11 @@ try:
 except ImportError as error:
     raise ImportError("rectgrad.interop.captum needs captum: pip install captum") from error
 
-from rectgrad.averages import IntegratedGradients
-from rectgrad.catalog import as_method
+from rectgrad.api import attribute
+from rectgrad.engine.target import logits
 from rectgrad.methods import DeepLift, EpsilonLRP, GradientXInput, Method
-from rectgrad.records import attribute
-from rectgrad.target import logits
+from rectgrad.methods.averages import IntegratedGradients
+from rectgrad.methods.catalog import as_method
 
 
 class MethodAttribution(Attribution):

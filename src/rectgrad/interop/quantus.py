@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rectgrad.catalog import as_method
+from rectgrad.api import attribute
 from rectgrad.methods import Method
-from rectgrad.records import attribute
+from rectgrad.methods.catalog import as_method
 
 
 def explain(

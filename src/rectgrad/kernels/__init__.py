@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels import native, portable
-from rectgrad.kernels.survivors import Carry, Survivors, carried, dense, survivors_of
-from rectgrad.windows import Region
+from rectgrad.kernels.sparse import Carry, Survivors, carried, dense, survivors_of
+from rectgrad.ops.windows import Region
 
 __all__ = [
     "Survivors",

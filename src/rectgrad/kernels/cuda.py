@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rectgrad.windows import Region
+from rectgrad.ops.windows import Region
 
 # Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
 SMALL = 16384  # units: a row of at most so many is one program's work

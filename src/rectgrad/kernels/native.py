@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rectgrad.kernels.survivors import Carry, Survivors, with_survivors
+from rectgrad.kernels.sparse import Carry, Survivors, with_survivors
 
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rectgrad.op import Op, Rule
-from rectgrad.steps import Conv
-from rectgrad.windows import Region, clear_of_padding, per_dim
+from rectgrad.engine.op import Op, Rule
+from rectgrad.kernels.linear_ops import Conv
+from rectgrad.ops.windows import Region, clear_of_padding, per_dim
 
 
 def masked_padding() -> Rule:

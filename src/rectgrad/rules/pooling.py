@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad.op import Op, Rule
-from rectgrad.windows import adaptive_taps, per_dim, taps
+from rectgrad.engine.op import Op, Rule
+from rectgrad.ops.windows import adaptive_taps, per_dim, taps
 
 TINY = 1e-10
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rectgrad import kernels, ops
-from rectgrad.op import Op, Rule, wide
+from rectgrad.engine.op import Op, Rule, wide
+from rectgrad.kernels.reference import percentile, rank
 from rectgrad.rules.padding import passing_region
-from rectgrad.threshold import percentile, rank
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "PR1": lambda a, R: a * R,

@@ -1,0 +1,365 @@
+"""The calls people make: attribute, record, layer_attributions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from rectgrad import kernels, ops
+from rectgrad.engine.bridge import Tape
+from rectgrad.engine.bridge import propagate as propagate
+from rectgrad.engine.diagnose import warn
+from rectgrad.engine.memory import out_of_memory
+from rectgrad.engine.op import Op
+from rectgrad.engine.passes import Maps, Pass, UnsupportedModelError, copied
+from rectgrad.engine.preserve import Region
+from rectgrad.engine.request import Request, mixes_samples
+from rectgrad.engine.target import narrow
+from rectgrad.engine.trace import Trace, module_names
+from rectgrad.methods import Method
+from rectgrad.methods.catalog import as_method
+
+
+def attribute(
+    model: Any,
+    inputs: Any,
+    method: str | Method = "rectgrad",
+    target: Any = None,
+    *,
+    forward_args: tuple = (),
+    forward_kwargs: dict[str, Any] | None = None,
+    batch_size: int | None = None,
+    **options: Any,
+) -> Any:
+    """What `model` looked at in `inputs`: a tensor of the same shape (a tuple for a tuple).
+
+    method: a name in METHODS, with its options as keywords, or an instance. target: the class to explain, an
+    int or one for each sample; None for each sample's largest output; or a callable from the model's output
+    to (N,) scores. forward_args, forward_kwargs: further arguments of the model; those with one row for each
+    sample are cut along with the inputs. batch_size: explain this many samples at a time.
+
+        maps = rectgrad.attribute(model, images, "rectgrad", target=281, q=95)
+    """
+    method = as_method(method, options)
+    request = _subject(model, inputs, target, forward_args, forward_kwargs)
+    size = _chunk(batch_size, request.n)
+    with left_as_found(request):
+        _check_model(request, method)
+        if request.n == 0:
+            return _given_back(tuple(torch.zeros_like(x) for x in request.inputs), isinstance(inputs, tuple))
+        parts = _parts(request, method, size)
+    return _given_back(_joined(parts), isinstance(inputs, tuple))
+
+
+class Record:
+    """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
+
+    def __init__(self, request: Request, as_tuple: bool) -> None:
+        passed = Pass(request, _whole_tape(request))
+        self.outputs = copied(passed.outputs, lambda x: x.detach().clone())
+        self._subject, self._as_tuple = request, as_tuple
+        request.passed, self._trace = passed, passed.tape.trace
+        self._parts = [request]
+        if request.n > 1 and mixes_samples(request, passed):
+            self._parts = [request.rows(i, i + 1) for i in range(request.n)]
+            for part in self._parts:
+                part.passed = Pass(part, _whole_tape(part))
+
+    @property
+    def trace(self) -> Trace:
+        """The ops of the last pass and the rule each one used; prints as a table."""
+        return self._trace
+
+    def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
+        """As `rectgrad.attribute`, without running the model again where the method needs one pass only."""
+        method = as_method(method, options)
+        whole = self._subject.asking(target)
+        with left_as_found(whole):
+            _refuse(whole, method)
+            if whole.n == 0:
+                return _given_back(tuple(torch.zeros_like(x) for x in whole.inputs), self._as_tuple)
+            parts = [self._part(part, whole, method) for part in self._parts]
+        return _given_back(_joined(parts), self._as_tuple)
+
+    def _part(self, part: Request, whole: Request, method: Method) -> Maps:
+        start, stop = part.offset, part.offset + part.n
+        target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
+        asked = part.asking(target)
+        asked.region = whole.region
+        maps = method.rows(start, stop, whole.inputs).maps(asked)
+        self._trace = asked.trace or self._trace
+        return maps
+
+
+def _whole_tape(request: Request) -> Tape:
+    """Records every op, for any method."""
+    tape = Tape()
+    tape.current.carries = kernels.carries(request.inputs[0])
+    return tape
+
+
+def record(
+    model: Any, inputs: Any, *, forward_args: tuple = (), forward_kwargs: dict[str, Any] | None = None
+) -> Record:
+    """Run the model once and keep the pass, for many methods or classes.
+
+    Its memory is held as long as the record is.
+
+        kept = rectgrad.record(model, images)
+        kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
+    """
+    request = _subject(model, inputs, None, forward_args, forward_kwargs)
+    request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may write on his
+    with left_as_found(request):
+        _warn_training(request)
+        return Record(request, isinstance(inputs, tuple))
+
+
+def layer_attributions(
+    model: Any,
+    inputs: Any,
+    method: str | Method = "rectgrad",
+    target: Any = None,
+    *,
+    forward_args: tuple = (),
+    forward_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[tuple[str, Tensor]]:
+    """For every rectified activation, from the output to the input: (layer, a * R averaged over channels).
+
+    R is the gradient as it arrives, before the rule. No positive part is taken.
+    """
+    method = as_method(method, options)
+    if not method.one_backward:
+        raise ValueError(f"{type(method).__name__} has no single backward pass; choose a method that has one")
+    request = _subject(model, inputs, target, forward_args, forward_kwargs)
+    with left_as_found(request):
+        _check_model(request, method)
+        parts = [request]
+        if request.n > 1 and mixes_samples(request, Pass(request, Tape(ops.RECTIFIERS, decompose=()))):
+            parts = [request.rows(i, i + 1) for i in range(request.n)]
+        found = [_layers(part, method.rows(i, i + part.n, request.inputs)) for i, part in enumerate(parts)]
+    kinds = {tuple((name, value.shape[1:]) for name, value in pairs) for pairs in found}
+    if len(kinds) > 1:
+        raise ValueError("the samples take different ways through the model; ask for one sample at a time")
+    return [(pairs[0][0], torch.cat([value for _, value in pairs])) for pairs in zip(*found, strict=True)]
+
+
+def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
+    seen: list[tuple[Op, Tensor]] = []
+    n = request.n
+
+    def observe(op: Op, R: Tensor) -> None:
+        if op.family in ops.RECTIFIERS:
+            product = (op.output * R).mean(channel_dim(op, len(op.output.shape)))
+            seen.append((op, product if product.shape[:1] == (n,) else product.unsqueeze(0)))
+
+    request.observe = observe
+    method.raw(request)
+    assert request.trace is not None
+    layers = request.trace.layers_of_ops()
+    return [(layers[id(op)], value) for op, value in seen]
+
+
+def channel_dim(op: Op, rank: int) -> int:
+    """Channels are dimension 1 of what a convolution made, the last one of what a linear layer made."""
+    return -1 if op.facts.get("channels_last") else min(1, rank - 1)
+
+
+def unwrap(model: Any) -> tuple[Any, torch.device | None]:
+    """The module inside a wrapper that would hide it, and the device that the wrapper sends inputs to."""
+    if not callable(model):
+        raise TypeError(f"model must be a module or a function of the inputs, not {model!r}")
+    device = None
+    while True:
+        if isinstance(model, nn.DataParallel):
+            device = model.src_device_obj if model.device_ids else None
+            model = model.module
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile's wrapper
+            model = model._modules["_orig_mod"]
+        else:
+            return model, device
+
+
+def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
+    tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+    if not tensors:
+        raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
+    for x in tensors:
+        _check_input(x, tensors[0])
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
+    inner, device = unwrap(model)
+    if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it
+        target = target.cpu()
+    return Request(inner, tensors, tuple(args), dict(kwargs or {}), target, device=device)
+
+
+def _check_input(x: Any, first: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"inputs must be a floating tensor (N, ...) or a tuple of them, not {type(x).__name__}"
+        )
+    if x.dtype.is_complex:
+        raise TypeError(
+            f"inputs of type {x.dtype} are not supported; give the real and imaginary part as channels"
+        )
+    if not x.dtype.is_floating_point:
+        raise TypeError(
+            f"inputs of type {x.dtype} have no gradient; give floating values, for images x.float() / 255 or "
+            "what the model was trained on, for token ids the embeddings"
+        )
+    if x.dim() == 0:
+        raise ValueError("inputs must have a first dimension of samples, (N, ...); got a scalar")
+    if len(x) != len(first):
+        raise ValueError(f"inputs differ in their number of samples: {len(first)} and {len(x)}")
+
+
+def _chunk(batch_size: Any, n: int) -> int:
+    if batch_size is None:
+        return max(n, 1)
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size.__index__() < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
+    return batch_size.__index__()
+
+
+def _parts(request: Request, method: Method, size: int) -> list[Maps]:
+    """The samples, so many at a time; half as many where memory is not enough."""
+    parts: list[Maps] = []
+    start, wanted = 0, size
+    while start < request.n:
+        found = _part_or_none(request, method, start, size)
+        if found is None:
+            size = -(-min(size, request.n - start) // 2)
+        else:
+            parts.append(found)
+            start += size
+    if size < wanted:
+        warn(
+            f"memory was not enough for {min(wanted, request.n)} samples at once: {size} were explained at a "
+            f"time; batch_size={size} does so from the start"
+        )
+    return parts
+
+
+def _part_or_none(request: Request, method: Method, start: int, size: int) -> Maps | None:
+    """None where memory was not enough and fewer samples may do."""
+    try:
+        return _part(request, method, start, size)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        if min(size, request.n - start) == 1:
+            raise
+        if request.region is not None and any(module.training for module in request.region.modules):
+            warn("samples see each other in training mode, so they are not cut; batch_size=N would do so")
+            raise
+    if request.region is not None:
+        request.region.restore()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def _part(request: Request, method: Method, start: int, size: int) -> Maps:
+    if size >= request.n:
+        return method.maps(request)
+    stop = min(start + size, request.n)
+    return method.rows(start, stop, request.inputs).maps(request.rows(start, stop))
+
+
+def _joined(parts: list[Maps]) -> Maps:
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(maps) for maps in zip(*parts, strict=True))
+
+
+def _given_back(maps: Maps, as_tuple: bool) -> Any:
+    return maps if as_tuple else maps[0]
+
+
+@contextlib.contextmanager
+def left_as_found(request: Request) -> Iterator[None]:
+    """The model, the caller's arguments and the random state are as before when this ends."""
+    tensors: list[Tensor] = []
+    copied((request.args, request.kwargs), lambda x: tensors.append(x) or x)  # type: ignore[func-returns-value]
+    device = request.inputs[0].device
+    region = Region(request.model, request.target, tensors, device)
+    request.region = region
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        region.close()
+
+
+def _check_model(request: Request, method: Method) -> None:
+    if method.runs_model:
+        _refuse(request, method)
+        _warn_training(request)
+
+
+def _refuse(request: Request, method: Method) -> None:
+    """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
+    has_rules = method.uses_rules
+    region = request.region
+    assert region is not None
+    kinds = set(map(type, region.modules))
+    if not region.lazy and not any(_strange(kind, has_rules) for kind in kinds):
+        return
+    for module in _modules(request):
+        sentence = _unsupported(module, has_rules)
+        if sentence:
+            names = module_names(request.model if isinstance(request.model, nn.Module) else None)
+            name = names.get(id(module)) or type(module).__name__
+            what = f"{type(method).__name__} cannot explain this model"
+            raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
+
+
+def _strange(kind: type, has_rules: bool) -> str | None:
+    """What is wrong with modules of a class."""
+    if has_rules and issubclass(kind, torch.jit.ScriptModule):
+        return "a scripted module, whose inside cannot be seen; use the original Python module"
+    if "quantized" in kind.__module__:
+        return "a quantised module, which has no gradient; use the model before quantisation"
+    return None
+
+
+_SETTLED = (Tensor, nn.Parameter)  # certainly not lazy
+
+
+def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    if any(x is not None and type(x) not in _SETTLED and is_lazy(x) for x in tensors):
+        return "a lazy module without weights yet; run the model once first"
+    return _strange(type(module), has_rules)
+
+
+def _modules(request: Request) -> Iterable[nn.Module]:
+    """The model's modules, or those that a function given as a model holds."""
+    assert request.region is not None
+    return request.model.modules() if isinstance(request.model, nn.Module) else request.region.modules
+
+
+def _warn_training(request: Request) -> None:
+    assert request.region is not None
+    if not any(module.training for module in request.region.modules):
+        return
+    # A traced or exported program is full of containers and guards that say so without meaning it.
+    made = ("torch.fx", "torch.export")
+    meant = (
+        m
+        for m in _modules(request)
+        if type(m) is not nn.Module
+        and not isinstance(m, torch.fx.GraphModule)
+        and not type(m).__module__.startswith(made)
+    )
+    if any(module.training for module in meant):
+        warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

@@ -1,0 +1,165 @@
+"""Several copies of the samples in one pass: an average's noisy inputs, or its steps from baseline to input.
+
+What is meant is one copy at a time; a pass of several must give the same. It does for nearly every network in
+evaluation mode, but not where samples see each other (statistics of the batch, random numbers), and a program
+exported for one batch size takes no other. So the first copy runs alone, and again at the end of the first
+pass of several: outputs and maps must agree, or every copy runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad.engine.memory import out_of_memory
+from rectgrad.engine.op import wide
+from rectgrad.engine.passes import Maps
+from rectgrad.engine.request import Request
+from rectgrad.engine.target import contrast
+
+Ask = Callable[[Any, Request], Maps]
+
+# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
+# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
+# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
+BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
+ROWS = {"cpu": 64, "cuda": 1024}
+FEWEST = 4  # copies that are worth it, since the first one runs twice
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One copy, alone: what a pass of several must say of it too."""
+
+    point: Maps
+    maps: Maps
+    outputs: Tensor
+
+    def confirms(self, maps: Maps, outputs: Tensor) -> bool:
+        """Outputs are continuous: they agree to rounding. Maps are not, where rounding moves a unit across a
+        threshold: they agree in the mean. Neither alone would do: saturated outputs hardly change."""
+        eps = max(map(_rounding, (self.outputs, *self.maps)))
+        pairs = zip(self.maps, maps, strict=True)
+        return _near(self.outputs, outputs, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in pairs)
+
+
+def _rounding(x: Tensor) -> float:
+    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits unless told otherwise."""
+    return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
+
+
+def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    a, b = wide(a), wide(b)
+    scale = a.abs().max()
+    if not bool(scale > 0):
+        return bool((b == a).all())
+    a, b = a / scale, b / scale  # squares of very small or large numbers are none
+    return bool((a - b).norm() <= tolerance * a.norm())
+
+
+class SamplesMetError(Exception):
+    """A pass of several copies is not what they are alone."""
+
+
+class Points:
+    """Asks a method about a request at many points."""
+
+    def __init__(self, ask: Ask, method: Any, request: Request) -> None:
+        self.ask, self.method, self.request = ask, method, request
+        self.size = 1  # copies in one pass
+        self.witness: Witness | None = None
+        self.confirmed = False
+
+    def each(self, points: Iterable[Maps], count: int) -> Iterator[Maps]:
+        """`ask(method, request.at(point))` for each of `count` points, in their order."""
+        points = iter(points)
+        if count >= FEWEST and separable(self.method, self.request):
+            yield self._first(next(points))
+        while group := list(islice(points, self._room())):
+            yield from self._group(group)
+
+    def _room(self) -> int:
+        return self.size if self.confirmed or self.size == 1 else self.size - 1
+
+    def _first(self, point: Maps) -> Maps:
+        """One copy alone; what it takes says how many of them fit into a pass."""
+        alone = self.request.at(point)
+        maps = self.ask(self.method, alone)
+        if alone.answer is not None and not folds(self.method, alone):  # another average gives none
+            self.witness, self.size = Witness(point, maps, alone.answer), fitting(alone)
+        return maps
+
+    def _group(self, group: list[Maps]) -> list[Maps]:
+        """In one pass; where that fails, in smaller ones; at last one by one."""
+        if self.size == 1:
+            return [self.ask(self.method, self.request.at(point)) for point in group]
+        try:
+            return self._together(group)
+        except Exception as error:  # where it was not for the batch, a copy alone meets it again
+            self.size = self.size // 2 if out_of_memory(error) else 1
+        if self.request.region is not None:
+            self.request.region.restore()
+        found: list[Maps] = []
+        while rest := group[len(found) :]:
+            found += self._group(rest[: self._room()])
+        return found
+
+    def _together(self, group: list[Maps]) -> list[Maps]:
+        assert self.witness is not None
+        points = group if self.confirmed else [*group, self.witness.point]
+        joined, k = self.request.at_once(points), len(points)
+        maps = self.ask(self.method.repeated(k, self.request.inputs), joined)
+        answer, rows = joined.answer, self.request.n
+        if answer is None or answer.shape != (k * rows, *self.witness.outputs.shape[1:]):
+            raise SamplesMetError
+        parts = list(zip(*(m.chunk(k) for m in maps), strict=True))
+        if not self.confirmed and not self.witness.confirms(parts[-1], answer[-rows:]):
+            raise SamplesMetError
+        self.confirmed = True
+        return parts[: len(group)]
+
+
+def separable(method: Any, request: Request) -> bool:
+    """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
+    output, nor by a method that may have values for each sample in a way unknown here."""
+    modules = request.region.modules if request.region is not None else []
+    return (
+        request.n > 0
+        and method.repeated(1, request.inputs) is not None
+        and (not callable(request.target) or type(request.target) is contrast)
+        and not any(module.training for module in modules)
+    )
+
+
+def folds(method: Any, alone: Request) -> bool:
+    """Whether a rule that looks at a whole sample would find it spread over several rows."""
+    assert alone.trace is not None
+    rectified = (row for row in alone.trace.rows if row.family in ops.RECTIFIERS)
+    return method.per_sample and any(row.shape[:1] != (alone.n,) for row in rectified)
+
+
+def fitting(alone: Request) -> int:
+    """How many copies like this one make a pass within the limits."""
+    assert alone.trace is not None
+    assert alone.answer is not None
+    device = alone.answer.device
+    numbers = sum(prod(row.shape) for row in alone.trace.rows) + sum(x.numel() for x in alone.inputs)
+    most = BYTES.get(device.type, BYTES["cpu"])
+    if device.type == "cuda":
+        most = min(most, free_memory(device) // 2)
+    by_bytes = most // max(1, numbers * alone.inputs[0].element_size())
+    by_rows = ROWS.get(device.type, ROWS["cpu"]) // alone.n
+    return max(1, min(by_bytes, by_rows))
+
+
+def free_memory(device: torch.device) -> int:
+    """What is free on a GPU, or held by torch without use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

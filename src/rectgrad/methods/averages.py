@@ -1,0 +1,147 @@
+"""Averages of any other method over inputs: SmoothGrad and Integrated Gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rectgrad.engine.op import per_sample
+from rectgrad.engine.points import Ask, Points
+from rectgrad.engine.request import Request
+from rectgrad.methods.baseline import baseline_rows, baselines, differences_times
+from rectgrad.methods.control import bytes_of, generator_of
+from rectgrad.methods.gradients import Saliency
+from rectgrad.methods.method import Maps, Method
+from rectgrad.methods.options import check_baseline, option
+
+
+@dataclass(frozen=True)
+class Average(Method):
+    """The mean of another method over several inputs."""
+
+    over: Method = option(Saliency(), "Method that is averaged.")
+    one_backward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.over, Method):
+            name = type(self).__name__
+            raise TypeError(f"{name}: over must be a method or its name, not {self.over!r}")
+
+    @property
+    def uses_rules(self) -> bool:
+        return self.over.uses_rules
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        return replace(self, over=self.over.rows(start, stop, inputs))
+
+
+@dataclass(frozen=True)
+class SmoothGrad(Average):
+    """The mean of another method's finished maps over noisy copies of the input.
+
+    The j-th noise of a sample depends on (seed, j) and on the sample's own values, so that a map does not
+    depend on the batch and no two pictures share their noise.
+    """
+
+    samples: int = option(50, "Number of noisy copies; default: 50.", low=1)
+    noise: float = option(
+        0.1, "Standard deviation as a share of the input's value range; default: 0.1.", low=0
+    )
+    seed: int = option(0, "Seed of the random numbers.")
+    title: ClassVar[str] = "SmoothGrad"
+
+    def raw(self, request: Request) -> Maps:
+        return self._mean(request, lambda over, noisy: over.raw(noisy))
+
+    def maps(self, request: Request) -> Maps:
+        return self._mean(request, lambda over, noisy: over.maps(noisy))
+
+    def _mean(self, request: Request, ask: Ask) -> Maps:
+        maps = Points(ask, self.over, request).each(self._noisy(request.inputs), self.samples)
+        return weighted_sum((1 / self.samples, m) for m in maps)
+
+    def _noisy(self, inputs: Maps) -> Iterator[Maps]:
+        scale = [self.noise * _range(x) for x in inputs]
+        cpu = [x.detach().float().cpu() for x in inputs]  # equal values, equal noise, whatever the type
+        values = [b"".join(map(bytes_of, row)) for row in zip(*cpu, strict=True)]
+        for j in range(self.samples):
+            noise = self._noise(inputs, values, j)
+            yield tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
+
+    def _noise(self, inputs: Maps, values: list[bytes], j: int) -> Iterator[Tensor]:
+        """Drawn on the CPU in float32: the same for every device and type."""
+        rows = []
+        for own in values:
+            generator = generator_of(str(self.seed).encode(), str(j).encode(), own)
+            rows.append([_normal(x.shape[1:], generator) for x in inputs])
+        return (torch.stack(parts).to(x) for x, parts in zip(inputs, zip(*rows, strict=True), strict=True))
+
+
+@dataclass(frozen=True)
+class IntegratedGradients(Average):
+    """(input - baseline) times the mean of another method's raw result between the baseline and the input.
+
+    quadrature: "trapezoid" (both ends included, half-weighted) or "right" (the authors': i / steps for
+    i = 1 .. steps).
+    """
+
+    steps: int = option(50, "Number of evaluations between the baseline and the input; default: 50.", low=1)
+    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    quadrature: str = option("trapezoid", "Quadrature: trapezoid or right.", choices=("trapezoid", "right"))
+    title: ClassVar[str] = "integrated gradients"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quadrature == "trapezoid" and self.steps < 2:
+            raise ValueError(f"IntegratedGradients: steps must be at least 2, not {self.steps!r}")
+        check_baseline(self)
+
+    def raw(self, request: Request) -> Maps:
+        x0 = baselines(self.baseline, request.inputs)
+        ends = list(zip(request.inputs, x0, strict=True))
+        points = self._points()[::-1]
+        # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
+        points.insert(0, points.pop(self.steps // 3))
+        steps = (tuple(b + alpha * (x.detach() - b) for x, b in ends) for alpha, _ in points)
+        maps = Points(lambda over, step: over.raw(step), self.over, request).each(steps, self.steps)
+        return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
+
+    def _points(self) -> list[tuple[float, float]]:
+        """(position between baseline and input, weight); the weights sum to 1."""
+        n = self.steps
+        if self.quadrature == "right":
+            return [((i + 1) / n, 1 / n) for i in range(n)]
+        inner = 1 / (n - 1)
+        return [(i * inner if i < n - 1 else 1.0, inner / 2 if i in (0, n - 1) else inner) for i in range(n)]
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        return differences_times(raw, inputs, self.baseline)
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        baseline = baseline_rows(self.baseline, start, stop, inputs)
+        return replace(self, over=self.over.rows(start, stop, inputs), baseline=baseline)
+
+
+def weighted_sum(terms: Any) -> Maps:
+    """Sums of weight * maps; half types are added up in float32."""
+    total: list[Tensor] = []
+    for weight, maps in terms:
+        kinds = [m.dtype for m in maps]
+        wide = [weight * (m.float() if m.element_size() < 4 else m) for m in maps]
+        total = [a + b for a, b in zip(total, wide, strict=True)] if total else wide
+    return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def _range(x: Tensor) -> Tensor:
+    """max - min of each sample, shaped to broadcast."""
+    flat = per_sample(x.detach())
+    return (flat.amax(1) - flat.amin(1)).reshape(-1, *(1,) * (x.dim() - 1))

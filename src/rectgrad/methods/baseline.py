@@ -1,0 +1,53 @@
+"""Baselines: the input that stands for nothing, as a number or a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+
+
+def baselines(baseline: Any, inputs: Tensors) -> Tensors:
+    """The baseline as one tensor for each input, of its shape."""
+    values = baseline if isinstance(baseline, tuple) else (baseline,) * len(inputs)
+    if len(values) != len(inputs):
+        raise ValueError(f"{len(values)} baselines were given for {len(inputs)} input tensors")
+    return tuple(_like(value, x) for value, x in zip(values, inputs, strict=True))
+
+
+def _like(value: Any, x: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full_like(x, value)
+    if not bool(value.isfinite().all()):
+        raise ValueError("the baseline contains a NaN or an infinity")
+    try:
+        return value.detach().to(x).expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
+        ) from None
+
+
+def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
+    x0 = baselines(baseline, inputs)
+    return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
+
+
+def baseline_rows(baseline: Any, start: int, stop: int, inputs: Tensors) -> Any:
+    """The baseline of some samples, if it has one row for each."""
+    if isinstance(baseline, tuple):
+        pairs = zip(baseline, inputs, strict=True)
+        return tuple(baseline_rows(b, start, stop, (x,)) for b, x in pairs)
+    whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
+    return baseline[start:stop] if whole else baseline
+
+
+def repeated_baseline(baseline: Any, k: int, inputs: Tensors) -> Any:
+    """The baseline of k copies of the samples, if it has one row for each."""
+    if isinstance(baseline, tuple):
+        return tuple(repeated_baseline(b, k, (x,)) for b, x in zip(baseline, inputs, strict=True))
+    whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
+    return torch.cat([baseline] * k) if whole else baseline

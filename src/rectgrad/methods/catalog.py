@@ -1,0 +1,97 @@
+"""The methods by name, and what figures and tables call them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from rectgrad.methods.averages import IntegratedGradients, SmoothGrad
+from rectgrad.methods.control import RandomMap
+from rectgrad.methods.deeplift import DeepLift
+from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
+from rectgrad.methods.lrp import EpsilonLRP
+from rectgrad.methods.method import Method
+from rectgrad.methods.rectgrad import RectGrad
+
+METHODS: dict[str, Method] = {
+    "rectgrad": RectGrad(),
+    "rectgrad_prr": RectGrad(prr=True),
+    "rectgrad_mod": RectGrad(rule="mod"),
+    "saliency": Saliency(),
+    "gradient_x_input": GradientXInput(),
+    "guided_backprop": GuidedBackprop(),
+    "deconv": Deconv(),
+    "smoothgrad": SmoothGrad(),
+    "integrated_gradients": IntegratedGradients(),
+    "epsilon_lrp": EpsilonLRP(),
+    "deeplift": DeepLift(),
+    "random": RandomMap(),
+}
+
+
+def title_of(name: str) -> str:
+    """What figures and tables call a listed method."""
+    return METHODS[name].title or type(METHODS[name]).__name__
+
+
+def name_of(method: Method) -> str:
+    """The name under which a method, or one of its class, is listed; the class name if none is."""
+    exact = [name for name, listed in METHODS.items() if listed == method]
+    alike = [name for name, listed in METHODS.items() if type(listed) is type(method)]
+    return (exact or alike or [type(method).__name__])[0]
+
+
+def describe(method: Method) -> str:
+    """A method's name and the options that differ from the listed ones."""
+    name = name_of(method)
+    listed = METHODS.get(name, method)
+    changed = [
+        f"{field.name}={_short(getattr(method, field.name))}"
+        for field in fields(method)
+        if getattr(method, field.name) != getattr(listed, field.name)
+    ]
+    return " ".join([name.replace("_", " "), *changed])
+
+
+def plain_value(value: Any) -> Any:
+    """An option as JSON can hold it."""
+    return describe(value) if isinstance(value, Method) else value
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(plain_value(value))
+
+
+def as_method(method: Any, options: dict[str, Any]) -> Method:
+    """A method from its name and options, or as it is."""
+    if isinstance(method, str):
+        return _configured(_named(method), method, options)
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a name or an instance of a method, not {method!r}; {_names()}")
+    if options:
+        raise TypeError(
+            f"options ({', '.join(options)}) go with a method's name; {method!r} has its own: use "
+            "dataclasses.replace"
+        )
+    return method
+
+
+def _named(name: str) -> Method:
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; {_names()}")
+    return METHODS[name]
+
+
+def _names() -> str:
+    return f"methods are {', '.join(METHODS)}"
+
+
+def _configured(method: Method, name: str, options: dict[str, Any]) -> Method:
+    known = [field.name for field in fields(method)]
+    for option in options:
+        if option not in known:
+            valid = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise TypeError(f"method {name!r} has no option {option!r}; {valid}")
+    if isinstance(options.get("over"), str):
+        options = {**options, "over": _named(options["over"])}
+    return replace(method, **options)

@@ -1,0 +1,68 @@
+"""What every method is: a frozen dataclass whose fields are its options.
+
+A method names the rules of its backward pass and what happens to the gradient that arrives at the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rectgrad.engine.op import Rules
+from rectgrad.engine.request import Request
+from rectgrad.methods.options import check
+
+Maps = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The plain gradient, unless a subclass says otherwise."""
+
+    rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
+    thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
+    decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
+    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
+    one_backward: ClassVar[bool] = True  # a single backward pass makes the map
+    runs_model: ClassVar[bool] = True
+    title: ClassVar[str] = ""  # what figures and tables call the method; the class name if it is empty
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether a rule looks at all units of one sample together."""
+        return False
+
+    def rules(self) -> Rules:
+        return {}
+
+    def raw(self, request: Request) -> Maps:
+        """The gradient that arrives at the input."""
+        return request.backward(self)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        """The map, from the gradient that arrived."""
+        return raw
+
+    def maps(self, request: Request) -> Maps:
+        return self.finish(self.raw(request), request.inputs)
+
+    @property
+    def uses_rules(self) -> bool:
+        return bool(self.rules())
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        """The method for some of the samples, if a field has one value for each."""
+        return self
+
+    def repeated(self, k: int, inputs: Maps) -> Method | None:
+        """The method for k copies of the samples, one after the other; None if it cannot tell them apart."""
+        return self if type(self).rows is Method.rows else None
+
+
+def times(raw: Maps, inputs: Maps) -> Maps:
+    return tuple(r * x.detach() for r, x in zip(raw, inputs, strict=True))

@@ -1,0 +1,65 @@
+"""Rectified Gradient, the paper's method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rectgrad import ops, rules
+from rectgrad.engine.op import Rules
+from rectgrad.methods.method import Maps, Method, times
+from rectgrad.methods.options import option
+
+
+@dataclass(frozen=True)
+class RectGrad(Method):
+    """Gradient passes an activation where activation * gradient exceeds the layer's q-th percentile."""
+
+    q: float = option(
+        98.0,
+        "Percentile of a layer's scores that a unit must exceed, 0 to 100; default: 98.",
+        low=0,
+        high=100,
+    )
+    tau: float | None = option(None, "Constant threshold that replaces the percentile.")
+    rule: str = option(
+        "PR1",
+        "Quantity compared with the threshold: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod.",
+        choices=("PR1", "PR2", "PR3", "PR4", "mod"),
+    )
+    padding_trick: bool = option(True, "Drop the gradient of convolution outputs that saw zero padding.")
+    prr: bool = option(False, "Share the gradient of max pooling in proportion to its inputs.")
+    multiply_by_input: bool = option(True, "Multiply the gradient by the input.")
+    positive_only: bool = option(True, "Keep positive values only.")
+    interpolation: str = option(
+        "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
+    )
+    rectifies: ClassVar[bool] = True
+    thresholds: ClassVar[bool] = True
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        return " ".join(
+            ["RectGrad", *(["PRR"] if self.prr else []), *(["mod"] if self.rule == "mod" else [])]
+        )
+
+    @property
+    def per_sample(self) -> bool:
+        return self.tau is None
+
+    @property
+    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("last",) if self.rule == "mod" else ()
+
+    def rules(self) -> Rules:
+        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation)
+        result = dict.fromkeys(ops.RECTIFIERS, rectified)
+        if self.padding_trick:
+            result["conv"] = rules.masked_padding()
+        if self.prr:
+            result["max_pool"] = rules.proportional_pooling()
+        return result
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        maps = times(raw, inputs) if self.multiply_by_input else raw
+        return tuple(m.clamp(min=0) for m in maps) if self.positive_only else maps

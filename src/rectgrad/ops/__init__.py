@@ -1,0 +1,31 @@
+"""Op families and aliases as data, composite calls, and the index arithmetic of windows."""
+
+from rectgrad.ops.table import (
+    BY_HAND,
+    FAMILIES,
+    LINEAR_CALLS,
+    OF_ONE,
+    RECTIFIERS,
+    REFINED,
+    ROUTING,
+    SAME_IN_PLACE,
+    SIGN_KEEPING,
+    Spec,
+    lookup,
+    refine,
+)
+
+__all__ = [
+    "BY_HAND",
+    "FAMILIES",
+    "LINEAR_CALLS",
+    "OF_ONE",
+    "RECTIFIERS",
+    "REFINED",
+    "ROUTING",
+    "SAME_IN_PLACE",
+    "SIGN_KEEPING",
+    "Spec",
+    "lookup",
+    "refine",
+]

@@ -1,0 +1,107 @@
+"""Calls with other calls inside: torch's own composites are entered again, a few fused ops written out.
+
+A composite of torch.nn.functional hands itself to the mode as a whole; running its body under the mode shows
+what is inside (the projections and the softmax of multi-head attention, say).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rectgrad.engine.op import Op
+
+_MODULES = ("torch.nn.functional", "torch.functional", "torch.autograd")
+_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+@functools.cache
+def composite(func: Any) -> Callable[..., Any] | None:
+    """The body of a composite, so made that it does not hand itself over again; None for anything else."""
+    if not isinstance(func, types.FunctionType) or func.__closure__:
+        return None
+    if func.__module__ not in _MODULES and func is not Tensor.backward:
+        return None
+    scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, _no)}
+    body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def inside(tape: Any, spec: Any, func: Any, args: tuple, kwargs: dict) -> Any:
+    """How a tape meets a composite: its body is run under the tape."""
+    body = composite(func)
+    assert body is not None
+    with tape:
+        return body(*args, **kwargs)
+
+
+def attention(op: Op) -> Tensor:
+    """softmax(scale * query key^T + mask) value."""
+    query, key, value = (op.argument(name) for name in ("query", "key", "value"))
+    if op.argument("enable_gqa", False):
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scale = op.argument("scale", 1 / math.sqrt(query.shape[-1]))
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if op.argument("is_causal", False):
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~causal, -math.inf)
+    mask = op.argument("attn_mask")
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    # A query that may look at nothing gets zeros, as torch has it.
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    dropout = op.argument("dropout_p", 0.0)
+    return (F.dropout(weights, dropout) if dropout else weights) @ value
+
+
+def glu(op: Op) -> Tensor:
+    value, gate = op.inputs[0].chunk(2, op.argument("dim", -1))
+    return value * gate.sigmoid()
+
+
+def norm(op: Op, x: Tensor | None = None, constant: bool = False) -> Any:
+    """Normalisation by its elementary steps: centre, square, mean, reciprocal root, product, scale.
+    `constant`: what it divides by carries no gradient."""
+    x = op.inputs[0] if x is None else x
+    rows, centred = _groups(op, x)
+    if centred:
+        rows = rows - rows.mean(-1, keepdim=True)
+    eps = op.argument("eps", torch.finfo(x.dtype).eps if op.name == "rms_norm" else 1e-5)
+    scale = ((rows * rows).mean(-1, keepdim=True) + eps).rsqrt()
+    y = _affine(op, (rows * (scale.detach() if constant else scale)).reshape(x.shape))
+    return (y, None, None) if op.name == "native_layer_norm" and not constant else y
+
+
+def _groups(op: Op, x: Tensor) -> tuple[Tensor, bool]:
+    """x with the elements that are normalised together along the last dimension."""
+    if op.name == "group_norm":
+        return x.reshape(x.shape[0], op.argument("num_groups"), -1), True
+    if op.name == "instance_norm":
+        return x.flatten(2), True
+    return x.flatten(-len(op.argument("normalized_shape"))), op.name != "rms_norm"
+
+
+def _affine(op: Op, y: Tensor) -> Tensor:
+    channels = op.name in ("group_norm", "instance_norm")
+    shape = (1, -1, *(1,) * (y.dim() - 2)) if channels else op.argument("normalized_shape")
+    weight, bias = op.argument("weight"), op.argument("bias")
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+decompositions: dict[str, Callable[[Op], Tensor]] = {"attention": attention, "glu": glu, "norm": norm}

@@ -1,0 +1,230 @@
+"""Plain gradients of common calls in closed form: what autograd would compute, without its engine, which
+takes longer to ask than these take to run.
+
+Each function gives the result of a call, the way back, and the tensors that the way back reads, which are
+handed to it after R: it holds no others. None where the call is not one of the usual kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rectgrad.engine.op import Op, Slot, fill
+from rectgrad.ops.windows import per_dim
+
+Vjp = Callable[..., tuple[Tensor, ...]]  # (R, *what it reads)
+Found = tuple[Tensor, Vjp, tuple[Tensor, ...]] | None
+Direct = Callable[[Op, list[Tensor]], Found]
+_aten = torch.ops.aten
+_max_pool_back = _aten.max_pool2d_with_indices_backward.default
+_avg_pool_back = _aten.avg_pool2d_backward.default
+_adaptive_pool_back = _aten._adaptive_avg_pool2d_backward.default
+
+
+def reshaped(op: Op, data: list[Tensor]) -> Found:
+    """The same values in the same order."""
+    x, y = data[0], op.call(*data)
+    shape = x.shape
+    return (y, lambda R: (R.reshape(shape),), ()) if y.dtype is x.dtype else None
+
+
+def concatenated(op: Op, data: list[Tensor]) -> Found:
+    if not op.args:
+        return None
+    dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
+    alike = len(op.args[0]) == len(data) and all(x.dtype is data[0].dtype and x.dim() > 1 for x in data)
+    if not alike or type(dim) is not int or not op.kwargs.keys() <= {"dim"}:
+        return None
+    sizes = [x.shape[dim] for x in data]
+    return op.call(*data), lambda R: R.split(sizes, dim), ()
+
+
+def max_pooled(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    if op.argument("return_indices", False) or x.dim() != 4:
+        return None
+    kernel, padding, dilation = (
+        per_dim(op.argument(name, default), 2)
+        for name, default in (("kernel_size", 0), ("padding", 0), ("dilation", 1))
+    )
+    stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
+    y, indices = F.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
+    shape, strides = x.shape, x.stride()
+
+    def back(R: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
+        like = R.new_empty_strided(shape, strides)  # how x lay: its values are not read
+        return (_max_pool_back(R, like, kernel, stride, padding, dilation, ceil, indices),)
+
+    return y, back, (indices,)
+
+
+def adaptively_pooled(op: Op, data: list[Tensor]) -> Found:
+    """Average pooling to a size."""
+    x = data[0]
+    if x.dim() != 4:
+        return None
+    shape, strides, number = x.shape, x.stride(), x.shape[2] * x.shape[3]
+    if op.argument("output_size") in (1, (1, 1), [1, 1]):
+        return op.call(x), lambda R: ((R / number).expand(shape),), ()
+    return op.call(x), lambda R: (_adaptive_pool_back(R, R.new_empty_strided(shape, strides)),), ()
+
+
+def average_pooled(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    if x.dim() != 4:
+        return None
+    kernel, padding = (per_dim(op.argument(name, 0), 2) for name in ("kernel_size", "padding"))
+    stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
+    whole, divisor = op.argument("count_include_pad", True), op.argument("divisor_override")
+    shape, strides = x.shape, x.stride()
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        like = R.new_empty_strided(shape, strides)
+        return (_avg_pool_back(R, like, kernel, stride, padding, ceil, whole, divisor),)
+
+    return op.call(x), back, ()
+
+
+def padded(op: Op, data: list[Tensor]) -> Found:
+    """Constants around x, which get no gradient."""
+    x, pads = data[0], op.argument("pad")
+    numbers = isinstance(pads, (tuple, list)) and all(type(p) is int and p >= 0 for p in pads)
+    if not numbers or op.argument("mode", "constant") != "constant":
+        return None
+    before = (0,) * (x.dim() - len(pads) // 2) + tuple(pads[-2::-2])
+    inner = tuple(slice(first, first + size) for first, size in zip(before, x.shape, strict=True))
+    return op.call(x), lambda R: (R[inner],), ()
+
+
+def permuted(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    order = op.args[1:] if len(op.args) != 2 else op.args[1]
+    whole = not op.kwargs and isinstance(order, tuple) and all(type(d) is int for d in order)
+    if not whole or len(order) != x.dim():
+        return None
+    back = sorted(range(x.dim()), key=lambda d: order[d] % x.dim())
+    return op.call(x), lambda R: (R.permute(back),), ()
+
+
+def transposed(op: Op, data: list[Tensor]) -> Found:
+    dims = op.args[1:]
+    if op.kwargs or len(dims) != 2:
+        return None
+    return op.call(*data), lambda R: (R.transpose(*dims),), ()
+
+
+def product(op: Op, data: list[Tensor]) -> Found:
+    """x * y: of two data tensors, or of one and a constant."""
+    if op.kwargs or len(op.args) != 2:
+        return None
+    x, y = fill(op.args, data)
+    tensors = [t for t in (x, y) if isinstance(t, Tensor)]
+    if any(t.dtype is not data[0].dtype or t.is_sparse for t in tensors):
+        return None
+    first, second = (type(a) is Slot for a in op.args)
+    numbers = [t for t in (x, y) if not isinstance(t, Tensor)]
+
+    def back(R: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        x, y = (*tensors, *numbers) if first else (*numbers, *tensors)
+        left = (_like(R * y, x),) if first else ()
+        return (*left, _like(R * x, y)) if second else left
+
+    return op.call(*data), back, tuple(tensors)
+
+
+def added(op: Op, data: list[Tensor]) -> Found:
+    """x + y, x - y, y - x: of two data tensors, or of one and a constant."""
+    if op.kwargs or len(op.args) != 2:
+        return None
+    values, signs = fill(op.args, data), _SIGNS[op.name]
+    if any(isinstance(t, Tensor) and (t.dtype is not data[0].dtype or t.is_sparse) for t in values):
+        return None
+    parts = [(t.shape, s) for t, a, s in zip(values, op.args, signs, strict=True) if type(a) is Slot]
+
+    def back(R: Tensor) -> tuple[Tensor, ...]:
+        return tuple([_fitting(R if sign > 0 else -R, shape) for shape, sign in parts])
+
+    return op.call(*data), back, ()
+
+
+_SIGNS = {"add": (1, 1), "sub": (1, -1), "subtract": (1, -1), "rsub": (-1, 1)}
+
+
+def quotient(op: Op, data: list[Tensor]) -> Found:
+    """x / y, of a constant y."""
+    if op.kwargs or len(op.args) != 2 or type(op.args[0]) is not Slot or type(op.args[1]) is Slot:
+        return None
+    x, y = data[0], op.args[1]
+    if not isinstance(y, Tensor):
+        return op.call(x), lambda R: (R / y,), ()
+    shape = x.shape
+    if y.dtype is not x.dtype or y.is_sparse:
+        return None
+    return op.call(x), lambda R, y: (_fitting(R / y, shape),), (y,)
+
+
+def _like(R: Tensor, x: Tensor) -> Tensor:
+    return _fitting(R, x.shape)
+
+
+def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
+    """Summed where a tensor of this shape was broadcast."""
+    return R if R.shape == shape else R.sum_to_size(shape)
+
+
+def sigmoid(op: Op, data: list[Tensor]) -> Found:
+    y = op.call(*data)
+    values = y.detach()  # y itself will lead to the op
+    return y, lambda R, values: (_aten.sigmoid_backward.default(R, values),), (values,)
+
+
+def tanh(op: Op, data: list[Tensor]) -> Found:
+    y = op.call(*data)
+    return y, lambda R, values: (_aten.tanh_backward.default(R, values),), (y.detach(),)
+
+
+def hard_sigmoid(op: Op, data: list[Tensor]) -> Found:
+    x = data[0]
+    return op.call(x), lambda R, x: (_aten.hardsigmoid_backward.default(R, x),), (x,)
+
+
+def mean(op: Op, data: list[Tensor]) -> Found:
+    x, y = data[0], op.call(*data)
+    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+    keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
+    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
+    dims = (dims,) if type(dims) is int else dims
+    if not named or not isinstance(dims, (tuple, list)) or not dims or not y.numel():
+        return None
+    shape, number = x.shape, x.numel() // y.numel()
+    kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
+    return y, lambda R: (((R if keeps else R.reshape(kept)) / number).expand(shape),), ()
+
+
+DIRECT: dict[str, Direct] = {
+    **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze clone".split(), reshaped),
+    **dict.fromkeys(_SIGNS, added),
+    **dict.fromkeys("div divide true_divide".split(), quotient),
+    "tanh": tanh,
+    "hardsigmoid": hard_sigmoid,
+    **dict.fromkeys("cat concat concatenate".split(), concatenated),
+    **dict.fromkeys("pad constant_pad_nd".split(), padded),
+    **dict.fromkeys("transpose swapaxes swapdims".split(), transposed),
+    **dict.fromkeys("mul multiply".split(), product),
+    **dict.fromkeys("sigmoid expit".split(), sigmoid),
+    "permute": permuted,
+    "mean": mean,
+    "max_pool2d": max_pooled,
+    "adaptive_avg_pool2d": adaptively_pooled,
+    "avg_pool2d": average_pooled,
+}
+
+
+def direct(op: Op, data: list[Tensor]) -> Found:
+    """The result of an op about to run, and its way back. Gradients are off."""
+    kind = DIRECT.get(op.name)
+    return kind(op, data) if kind is not None else None

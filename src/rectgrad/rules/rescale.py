@@ -1,0 +1,142 @@
+"""DeepLIFT's Rescale rule: multiplier = difference of outputs / difference of inputs, against a baseline.
+
+Linear steps keep their plain gradient. op.reference is the same op in the baseline's pass. Each rule is
+exact: the multipliers times the differences of the inputs sum to the difference of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad.engine.op import Op, Rule, Slot
+
+SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
+
+
+def deeplift_rules() -> dict[str, Rule]:
+    rules: dict[str, Rule] = dict.fromkeys((*ops.RECTIFIERS, "squash", "unary"), rescale)
+    rules |= dict.fromkeys(("mul", "matmul", "linear", "conv", "conv_transpose"), product)
+    rules |= {"max_pool": winner, "max": largest, "min": largest, "div": division}
+    return rules | {"softmax": softmax, "log_softmax": log_softmax}
+
+
+def _reference(op: Op) -> Op:
+    assert op.reference is not None
+    return op.reference
+
+
+def _midpoints(op: Op) -> list[Tensor]:
+    return [(x + x0) / 2 for x, x0 in zip(op.inputs, _reference(op).inputs, strict=True)]
+
+
+def rescale(op: Op, R: Tensor) -> Any:
+    """(f(x) - f(x0)) / (x - x0), unit by unit."""
+    if op.data_count > 1 or op.output.shape != op.inputs[0].shape:
+        return op.vjp(R)
+    x, x0, y, y0 = op.inputs[0], _reference(op).inputs[0], op.output, _reference(op).output
+    if op.name in SECANTS:
+        return R * SECANTS[op.name](x, x0, y, y0)
+    (derivative,) = op.vjp_at(_midpoints(op), R)
+    return torch.where((x - x0).abs() < SMALL, derivative, R * (y - y0) / (x - x0))
+
+
+# Where the quotient has a form without differences, there is nothing to cancel.
+SECANTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "square": lambda x, x0, y, y0: x + x0,
+    "reciprocal": lambda x, x0, y, y0: -y * y0,
+    "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
+}
+
+
+def product(op: Op, R: Tensor) -> Any:
+    """x y - x0 y0 = (y + y0)/2 dx + (x + x0)/2 dy: the gradient of the product at the midpoint."""
+    return op.vjp(R) if op.data_count == 1 else op.vjp_at(_midpoints(op), R)
+
+
+def winner(op: Op, R: Tensor) -> Any:
+    """The output's difference goes to the position that explains it: the arg-max of the input where the
+    output rose, of the baseline where it fell."""
+    x, x0 = op.inputs[0], _reference(op).inputs[0]
+    dy = op.output - _reference(op).output
+    (rise,), (fall,) = op.vjp_at([x], R * dy.clamp(min=0)), op.vjp_at([x0], R * dy.clamp(max=0))
+    dx = x - x0
+    (plain,) = op.vjp(R)
+    return torch.where(dx.abs() < SMALL, plain, (rise + fall) / dx)
+
+
+def largest(op: Op, R: Tensor) -> Any:
+    """max(x, y) = y + relu(x - y), min(x, y) = y - relu(y - x); along a dimension as max pooling."""
+    if op.data_count == 1:
+        same = op.output.shape == op.inputs[0].shape and len(op.args) > 1 and torch.is_tensor(op.args[1])
+        return rescale(op, R) if same or op.name in ("maximum", "minimum") else _winner_along(op, R)
+    (x, y), (x0, y0) = op.inputs, _reference(op).inputs
+    sign = 1 if op.family == "max" else -1
+    d, d0 = sign * (x - y), sign * (x0 - y0)
+    near = (d + d0 > 0).to(d.dtype)
+    m = torch.where((d - d0).abs() < SMALL, near, (d.relu() - d0.relu()) / (d - d0))
+    return (R * m).sum_to_size(x.shape), (R * (1 - m)).sum_to_size(y.shape)
+
+
+def _winner_along(op: Op, R: Tensor) -> Any:
+    if op.family == "max":
+        return winner(op, R)
+    x, x0 = op.inputs[0], _reference(op).inputs[0]
+    dy = op.output - _reference(op).output
+    (fall,), (rise,) = op.vjp_at([x], R * dy.clamp(max=0)), op.vjp_at([x0], R * dy.clamp(min=0))
+    (plain,) = op.vjp(R)
+    return torch.where((x - x0).abs() < SMALL, plain, (rise + fall) / (x - x0))
+
+
+def division(op: Op, R: Tensor) -> Any:
+    """x / y as x * r with r = 1 / y: dr = -dy / (y y0)."""
+    order = (1, 0) if op.name == "rdiv" else (0, 1)
+    (x, y), (x0, y0) = ([_operand(o, i, R) for i in order] for o in (op, _reference(op)))
+    with torch.enable_grad():
+        ends = [((x + x0) / 2).requires_grad_(), ((1 / y + 1 / y0) / 2).requires_grad_()]
+        grad_x, grad_r = torch.autograd.grad(torch.mul(*ends), ends, R)
+    grads = dict(zip(order, (grad_x, grad_r * (-1 / (y * y0))), strict=True))
+    return tuple(grads[i] for i in (0, 1) if type(_given(op, i)) is Slot)
+
+
+def _given(op: Op, i: int) -> Any:
+    """The i-th operand as it was passed, a slot where it is data."""
+    return op.args[i] if i < len(op.args) else op.kwargs[("input", "other")[i]]
+
+
+def _operand(op: Op, i: int, like: Tensor) -> Tensor:
+    value = _given(op, i)
+    if type(value) is Slot:
+        return op.inputs[value]
+    return value if torch.is_tensor(value) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def softmax(op: Op, R: Tensor) -> Tensor:
+    """By its steps: e = exp(x - c), r = 1 / sum(e), p = e * r, with one shift c for x and x0."""
+    dim, e, e0, secant = _exponentials(op)
+    r, r0 = 1 / e.sum(dim, keepdim=True), 1 / e0.sum(dim, keepdim=True)
+    to_r = (R * (e + e0) / 2).sum(dim, keepdim=True)
+    return (R * (r + r0) / 2 - to_r * r * r0) * secant
+
+
+def log_softmax(op: Op, R: Tensor) -> Tensor:
+    """log p = x - c - log(sum(e))."""
+    dim, e, e0, secant = _exponentials(op)
+    s, s0 = e.sum(dim, keepdim=True), e0.sum(dim, keepdim=True)
+    slope = torch.where((s - s0).abs() < SMALL, 2 / (s + s0), (s.log() - s0.log()) / (s - s0))
+    return R - R.sum(dim, keepdim=True) * slope * secant
+
+
+def _exponentials(op: Op) -> tuple[int, Tensor, Tensor, Tensor]:
+    x, x0 = op.inputs[0], _reference(op).inputs[0]
+    dim = op.argument("dim", -1)
+    # A masked score is -inf in both passes: no difference, no multiplier.
+    shift = torch.maximum(x, x0).amax(dim, keepdim=True)
+    e, e0 = (x - shift).exp(), (x0 - shift).exp()
+    dx = x - x0
+    secant = torch.where(dx.abs() < SMALL, ((x + x0) / 2 - shift).exp(), (e - e0) / dx)
+    return dim, e, e0, torch.where(dx.isnan(), 0, secant)
