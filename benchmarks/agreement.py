@@ -2,11 +2,11 @@
 
     python benchmarks/agreement.py [--dataset cifar10] [--per-class 10]
 
-For the pictures with known masks (100 on CIFAR-10): every compared method against the slow versions of
-tests/reference.py, written from the paper; SmoothGrad and integrated gradients against plain autograd in a
-loop; epsilon-LRP against Captum. In float64 both ways, which must agree to rounding; and ours in float32, as
-experiments run, against theirs in float64, where a unit whose score lies next to tau may fall on either side.
-About ten minutes. Writes results/DATASET/agreement.json, which the report shows.
+Uses the images with masks (100 on CIFAR-10). Compares every method with the slow versions of
+tests/reference.py, written from the paper; SmoothGrad and integrated gradients with plain autograd in a loop;
+epsilon-LRP with Captum. In float64 both must agree to rounding; our float32 maps, as in the experiments, are
+compared with float64, where a unit whose score is close to tau may end up on either side. Takes about ten
+minutes. Writes results/DATASET/agreement.json, which the report shows.
 """
 
 from __future__ import annotations

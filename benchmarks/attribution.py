@@ -1,10 +1,10 @@
-"""How long the maps of all of CIFAR-10's 60,000 pictures take by the methods of ROAR and KAR.
+"""Time of the maps of all 60,000 CIFAR-10 images for the methods of ROAR and KAR.
 
     python benchmarks/attribution.py [--device cuda] [--pictures 60000] [--out FILE]
 
-Twice: in whole float32, repeatable to the bit, as the experiment runs them, and with torch's own settings,
-under which a GPU's convolutions round to TF32. Each method explains a thousand pictures first: compiling is
-not counted, and told apart. Needs CIFAR-10. Writes results/bench/h200-attribution.json unless told otherwise.
+Measured twice: in full float32 and deterministic, as in the experiment, and with torch's default settings,
+under which convolutions on a GPU use TF32. Each method explains a thousand images first; compilation is not
+counted, but reported. Needs CIFAR-10. Writes results/bench/h200-attribution.json by default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rectgrad.experiments.maps import comparison_map
 from rectgrad.experiments.roar_kar import METHODS
 from rectgrad.models import load
 from rectgrad.photos import files
-from rectgrad.training import repeatable
+from rectgrad.training import deterministic
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     module = load("cifar10_cnn").module.to(given.device).eval()
     record: dict[str, Any] = {"environment": environment(given.device), "commit": commit()}
     record["pictures"] = len(x)
-    ways = {"float32, repeatable": repeatable, "torch's settings": contextlib.nullcontext}
+    ways = {"float32, repeatable": deterministic, "torch's settings": contextlib.nullcontext}
     for way, settings in ways.items():
         found: dict[str, Any] = {"seconds": {}, "first_thousand": {}}
         for method in METHODS:

@@ -1,13 +1,12 @@
 """SmoothGrad and Integrated Gradients against Captum's, and how many copies of the input a pass should take.
 
     python benchmarks/averages.py                     # time of ours / time of Captum's
-    python benchmarks/averages.py --copies 1,2,4,8    # time with so many copies in a pass / time as it is
+    python benchmarks/averages.py --copies 1,2,4,8    # time with this many copies per pass / default time
     python benchmarks/averages.py --json FILE
 
-EfficientNet-Lite0 on one image of 224 x 224, float32, 50 copies, class 281. Every contender runs once a
-round, one after the other, after a round that does not count. A ratio is taken within its round; the median
-over the rounds is printed, with the smallest and the largest. Captum runs all copies in one pass, as it does
-unless told otherwise.
+EfficientNet-Lite0 on one image of 224 x 224, float32, 50 copies, class 281. Every contender runs once per
+round, after a warm-up round. Ratios are computed within a round; their median, minimum and maximum are
+printed. Captum runs all copies in one pass, which is its default.
 """
 
 import argparse

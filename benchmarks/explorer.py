@@ -2,10 +2,10 @@
 
     python benchmarks/explorer.py [--seconds 60] [--clients 10] [--out FILE]
 
-Redraw: in Chromium on this machine, from the slider's input to the new map in the page, by the page's clock.
-Visitors: each uploads a photo of its own again and again and asks for two maps; the photo that comes back
-must be its own. Resident memory of the server before, at the most, and after they left. Writes
-results/bench/explorer.json unless told otherwise.
+Redraw: time in Chromium on this machine from the input of the slider to the new map, by the clock of the
+page. Visitors: each repeatedly uploads its own photo and requests two maps; the returned photo must be its
+own. Reports the resident memory of the server before, during and after the visits. Writes
+results/bench/explorer.json by default.
 """
 
 from __future__ import annotations

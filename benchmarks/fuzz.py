@@ -8,7 +8,7 @@ that a command has, in any combination: status 0, 1 or 2; with 2 one line on std
 --out or over what was there. Both run in child processes: one that crashes or hangs is counted and replaced.
 
 A case depends on the seed and its number alone; --case runs one again and tells all. Exit status 1 where a
-case failed. Writes results/bench/fuzz.json unless told otherwise.
+case failed. Writes results/bench/fuzz.json by default.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ several graphs on streams of their own; grouped convolutions; our kernels. The f
 that a step must move at the bandwidth measured here, and its arithmetic at the speed of products here.
 Equality: first losses against a network alone, in float64 and float32, beside how far torch is from itself
 with inputs moved by a ten-millionth; test accuracy of networks trained at once and alone. Needs CIFAR-10 and
-a GPU. Writes results/bench/h200-many-networks.json unless told otherwise.
+a GPU. Writes results/bench/h200-many-networks.json by default.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def main() -> None:
         files.save_json(record, given.out)
         print(found, flush=True)
 
-    with training.repeatable():
+    with training.deterministic():
         for kind, n in ((torch.bfloat16, given.networks), (torch.float32, min(8, given.networks))):
             name = f"accuracy_at_once_{str(kind).removeprefix('torch.')}"
             keep(**{name: many.train(seen(n), seen(n, dataset.test), range(n), PLAN, kind)})
@@ -245,7 +245,7 @@ def main() -> None:
         found[name] = value
         keep(seconds_a_cnn=found)
     accuracies: list[float] = []
-    with training.repeatable():
+    with training.deterministic():
         for seed in range(given.networks):
             accuracies.append(alone(seed, x, y, test, answers))
             keep(accuracy_alone_float32=accuracies)

@@ -6,7 +6,7 @@ Small networks, the paper's CNN among them, in turn: all methods one by one, all
 from four threads at once, and calls that must fail in between. What a call gives the first time, it must give
 every time. Resident memory is read after the first thousand and every thousand; exit status 1 where it ends
 more than 50 MB above the first reading, or an answer differed, or a call that must fail did not. About two
-minutes on one core. Linux. Writes results/bench/soak.json unless told otherwise.
+minutes on one core. Linux. Writes results/bench/soak.json by default.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import explorer
 import rectgrad
-from rectgrad.app import ask, drawing, script, server
-from rectgrad.app.ask import Ask
-from rectgrad.app.desk import Desk, Shelf
+from rectgrad.app import drawing, query, script, server
 from rectgrad.app.folder import ALL, Folder
+from rectgrad.app.query import Query
+from rectgrad.app.service import Cache, Service
 from rectgrad.cli import app as command_line
 from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
@@ -31,8 +31,8 @@ from rectgrad.photos import UnreadableImageError
 
 
 @pytest.fixture(scope="module")
-def desk():
-    return Desk(load("cifar10_cnn"))
+def service():
+    return Service(load("cifar10_cnn"))
 
 
 def photo_of(path: Path, seed: int, size: int = 48) -> Path:
@@ -42,33 +42,33 @@ def photo_of(path: Path, seed: int, size: int = 48) -> Path:
 
 
 @pytest.fixture
-def seen(desk, tmp_path):
+def seen(service, tmp_path):
     path = photo_of(tmp_path / "noise.png", 0)
-    return desk.look(path, "noise.png", "cifar10_cnn")
+    return service.predict(path, "noise.png", "cifar10_cnn")
 
 
 # --- what is asked and answered -----------------------------------------------------------------------------
 
 
 def test_controls_that_were_not_moved_leave_every_method_as_it_is_listed():
-    options = {kind.__name__: ask.defaults(kind) for kind, _ in ask.kinds()}
-    assert Ask(tuple(METHODS), options).chosen() == METHODS
+    options = {kind.__name__: query.defaults(kind) for kind, _ in query.kinds()}
+    assert Query(tuple(METHODS), options).configured() == METHODS
 
 
 CONTROLS = """
 from dataclasses import fields
 
-from rectgrad.app.ask import Ask
-from rectgrad.app.desk import Desk
+from rectgrad.app.query import Query
+from rectgrad.app.service import Service
 from rectgrad.app.page import Page
 from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 
-page = Page(Desk(load("cifar10_cnn")))
+page = Page(Service(load("cifar10_cnn")))
 wanted = {(type(m).__name__, f.name) for m in METHODS.values() for f in fields(m)}
 assert set(page.controls.fields) == wanted
 values = [control.value for control in page.controls.fields.values()]
-assert Ask(tuple(METHODS), page.controls.options(values)).chosen() == METHODS
+assert Query(tuple(METHODS), page.controls.options(values)).configured() == METHODS
 
 # A photo that was not uploaded is none, whoever names it.
 import os, pathlib, tempfile
@@ -90,72 +90,79 @@ def test_every_option_of_every_method_has_a_control(tmp_path):
 
 
 def test_a_control_that_was_moved_reaches_all_of_its_kind_and_no_other():
-    found = Ask(("rectgrad", "rectgrad_prr", "saliency"), {"RectGrad": {"q": 90.0, "prr": False}}).chosen()
+    found = Query(
+        ("rectgrad", "rectgrad_prr", "saliency"), {"RectGrad": {"q": 90.0, "prr": False}}
+    ).configured()
     assert found["rectgrad"] == rectgrad.RectGrad(q=90.0)
     assert found["rectgrad_prr"] == rectgrad.RectGrad(q=90.0, prr=True)
     assert found["saliency"] == rectgrad.Saliency()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_maps_are_those_of_attribute_bit_for_bit(desk, seen, name):
-    asked = Ask((name,), {}, target=3, versus=5)
-    x = desk.inputs(seen)
-    expected = rectgrad.attribute(desk.first.module, x, name, rectgrad.contrast(3, 5))
-    assert np.array_equal(desk.maps(seen, asked)[name].values, expected[0].numpy())
+def test_maps_are_those_of_attribute_bit_for_bit(service, seen, name):
+    asked = Query((name,), {}, target=3, versus=5)
+    x = service.inputs(seen)
+    expected = rectgrad.attribute(service.first.module, x, name, rectgrad.contrast(3, 5))
+    assert np.array_equal(service.maps(seen, asked)[name].values, expected[0].numpy())
 
 
 def test_the_python_lines_say_what_was_moved(seen):
-    asked = Ask(("rectgrad", "smoothgrad"), {"RectGrad": {"q": 90.0}, "SmoothGrad": {"over": "rectgrad"}})
-    lines = script.lines(seen, asked, Desk(load("cifar10_cnn"), weights=Path("w.pt")).loading("cifar10_cnn"))
+    asked = Query(("rectgrad", "smoothgrad"), {"RectGrad": {"q": 90.0}, "SmoothGrad": {"over": "rectgrad"}})
+    lines = script.lines(
+        seen, asked, Service(load("cifar10_cnn"), weights=Path("w.pt")).load_arguments("cifar10_cnn")
+    )
     assert "load('cifar10_cnn', weights='w.pt')" in lines
     assert f"'rectgrad', target={seen.top}, q=90.0" in lines
     assert "'smoothgrad', target=" in lines
     assert "over='rectgrad'" in lines
 
 
-def test_texts_from_outside_are_escaped(desk, tmp_path):
+def test_texts_from_outside_are_escaped(service, tmp_path):
     path = photo_of(tmp_path / "a.png", 1)
-    seen = desk.look(path, "<script>alert(1)</script>.png", "cifar10_cnn")
-    asked = Ask(("saliency",), {})
-    assert "<script>" not in drawing.maps(seen, desk.maps(seen, asked), asked)
+    seen = service.predict(path, "<script>alert(1)</script>.png", "cifar10_cnn")
+    asked = Query(("saliency",), {})
+    assert "<script>" not in drawing.maps(seen, service.maps(seen, asked), asked)
 
 
-def test_classes_without_names_can_be_chosen_too(desk, seen, tmp_path):
-    named = desk.classes(seen)
+def test_classes_without_names_can_be_chosen_too(service, seen, tmp_path):
+    named = service.classes(seen)
     assert sorted(index for _, index in named) == list(range(10))
     assert named[0][0].startswith(seen.guesses[0].label)
-    nameless = Desk(replace(load("cifar10_cnn"), labels=[], synonyms=[]))
-    found = nameless.classes(nameless.look(seen.path, "a.png", "cifar10_cnn"))
+    nameless = Service(replace(load("cifar10_cnn"), labels=[], synonyms=[]))
+    found = nameless.classes(nameless.predict(seen.path, "a.png", "cifar10_cnn"))
     assert [index for _, index in found[5:]] == sorted(index for _, index in found[5:])
     assert all(label.startswith("class ") for label, _ in found)
 
 
-def test_final_threshold_is_for_the_baselines_alone(desk, seen):
-    asked = Ask(("rectgrad", "saliency"), {}, final_threshold=True)
-    maps = desk.maps(seen, asked)
+def test_final_threshold_is_for_the_baselines_alone(service, seen):
+    asked = Query(("rectgrad", "saliency"), {}, final_threshold=True)
+    maps = service.maps(seen, asked)
     drawn = {name: drawing.plane(name, each.values, asked) for name, each in maps.items()}
     assert np.array_equal(drawn["rectgrad"], maps["rectgrad"].values.sum(0))
     assert (drawn["saliency"] != 0).mean() <= 0.06
 
 
-def test_layers_and_sparsity(desk, seen):
-    asked = Ask(("rectgrad",), {"RectGrad": {"q": 90.0}})
-    assert [name for name, _ in desk.layers(seen, asked)]
-    assert drawing.layers(desk.layers(seen, Ask(("random",), {})), asked).count("no attribution") == 1
-    curve = desk.sparsity(seen, asked)
+def test_layers_and_sparsity(service, seen):
+    asked = Query(("rectgrad",), {"RectGrad": {"q": 90.0}})
+    assert [name for name, _ in service.layers(seen, asked)]
+    assert (
+        drawing.layers(service.layers(seen, Query(("random",), {})), asked).count("no layer attributions")
+        == 1
+    )
+    curve = service.sparsity(seen, asked)
     assert curve[0][0] == 0
     assert "<svg" in drawing.curve(curve, 90)
 
 
-def test_photos_are_bounded_in_pixels(desk, tmp_path):
+def test_photos_are_bounded_in_pixels(service, tmp_path):
     Image.new("1", (20_000, 10_000)).save(tmp_path / "huge.png")
-    with pytest.raises(UnreadableImageError, match=r"^mine: .*more than 50 megapixels"):
-        desk.look(tmp_path / "huge.png", "mine", "cifar10_cnn")
+    with pytest.raises(UnreadableImageError, match=r"^mine: .*limit of 150 megapixels"):
+        service.predict(tmp_path / "huge.png", "mine", "cifar10_cnn")
 
 
 def test_a_shelf_keeps_the_last_and_makes_each_once():
     made: list[int] = []
-    shelf: Shelf[int] = Shelf(2)
+    shelf: Cache[int] = Cache(2)
 
     def make(n: int) -> int:
         made.append(n)
@@ -175,11 +182,11 @@ def test_a_shelf_keeps_the_last_and_makes_each_once():
 # --- a folder ---
 
 
-def test_a_folder_is_stepped_through_by_class(desk, tmp_path):
+def test_a_folder_is_stepped_through_by_class(service, tmp_path):
     for i in range(5):
         photo_of(tmp_path / f"{i}.png", i)
     (tmp_path / "9.png").write_text("no photo")
-    folder = Folder(tmp_path, desk)
+    folder = Folder(tmp_path, service)
     folder.start()
     assert folder.finished.wait(30)
     assert len(folder) == 6
@@ -216,14 +223,14 @@ def test_a_port_that_is_taken_is_named():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--port {port} cannot be served: Address already in use"):
-            server.check_place("127.0.0.1", port)
-    server.check_place("127.0.0.1", None)
+            server.check_address("127.0.0.1", port)
+    server.check_address("127.0.0.1", None)
 
 
 def test_a_password_or_a_word_opens_it_to_others():
-    assert server.check_open("0.0.0.0", "me:secret:word", False) == ("me", "secret:word")
-    assert server.check_open("0.0.0.0", None, True) is None
-    assert server.check_open("127.0.0.1", None, False) is None
+    assert server.check_access("0.0.0.0", "me:secret:word", False) == ("me", "secret:word")
+    assert server.check_access("0.0.0.0", None, True) is None
+    assert server.check_access("127.0.0.1", None, False) is None
 
 
 def test_temporary_files_go_away(monkeypatch, tmp_path):
@@ -231,18 +238,18 @@ def test_temporary_files_go_away(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "rectgrad-app-999999999-x").mkdir()
     (tmp_path / "rectgrad-app-notes").mkdir()  # somebody else's
-    temporary = server.Temporary()
+    temporary = server.TemporaryFolder()
     assert {temporary.path, tmp_path / "rectgrad-app-notes"} == set(tmp_path.iterdir())
     old, new = temporary.path / "a" / "old.png", temporary.path / "new.png"
     old.parent.mkdir()
     old.write_bytes(b"x")
     new.write_bytes(b"x")
     os.utime(old, (1, 1))
-    temporary.sweep(time.time() - 60)
+    temporary.remove_old(time.time() - 60)
     assert not old.exists()
     assert new.exists()
     monkeypatch.setattr(server, "MEGABYTES", 0)
-    temporary.sweep(0)
+    temporary.remove_old(0)
     assert not new.exists()
     temporary.close()
     assert not temporary.path.exists()
@@ -320,13 +327,13 @@ def test_visitors_see_their_own_photos(served, tmp_path):
 
 
 def visit(client: explorer.Client, times: int, wrong: list[str]) -> None:
-    """Ask again and again: the photo that comes back must be one's own."""
+    """Asks repeatedly: the photo that comes back must be the client's own."""
     try:
         with Image.open(client.photo) as own:
             expected = np.asarray(own)
-        desk, asked = Desk(load("cifar10_cnn")), Ask(("rectgrad", "saliency"), {})
-        seen = desk.look(client.photo, "a.png", "cifar10_cnn")
-        panels = explorer.pictures(drawing.maps(seen, desk.maps(seen, asked), asked))
+        service, asked = Service(load("cifar10_cnn")), Query(("rectgrad", "saliency"), {})
+        seen = service.predict(client.photo, "a.png", "cifar10_cnn")
+        panels = explorer.pictures(drawing.maps(seen, service.maps(seen, asked), asked))
         for _ in range(times):
             client.look()
             shown = client.draw()

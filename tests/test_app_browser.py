@@ -64,14 +64,14 @@ def test_a_walk_through(url, opened, tmp_path, monkeypatch):
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     explorer.sample(page)
-    assert "tiger cat" in page.inner_text("#said")
+    assert "tiger cat" in page.inner_text("#summary")
     assert explorer.changed(page, lambda: explorer.set_q(page, 90)) < 5000  # alone and timed: benchmarks
     assert "q=90" in page.inner_text("#maps")
 
     explorer.changed(page, lambda: explorer.choose(page, "#target", "Egyptian cat"))
-    assert "Why Egyptian cat?" in page.inner_text("#said")
+    assert "Why Egyptian cat?" in page.inner_text("#summary")
     explorer.changed(page, lambda: explorer.choose(page, "#versus", "tabby"))
-    assert "Egyptian cat rather than tabby" in page.inner_text("#said")
+    assert "Egyptian cat rather than tabby" in page.inner_text("#summary")
 
     explorer.choose(page, "#methods", "gradient x input")
     page.wait_for_selector("#maps figure:nth-child(5)")
@@ -109,17 +109,17 @@ def test_files_that_are_no_photos_get_a_sentence_and_the_page_goes_on(url, opene
     (tmp_path / "text.jpg").write_text("Dear diary")
     said = {
         "broken.png": "broken.png: broken",
-        "huge.png": "20000 x 10000 pixels are more than 50 megapixels",
+        "huge.png": "20000 x 10000 pixels exceed the limit of 150 megapixels",
         "text.jpg": "text.jpg: not an image that can be read",
     }
     for name, sentence in said.items():
         page.set_input_files("#photo input[type=file]", tmp_path / name)
         page.wait_for_function(
-            "text => document.querySelector('#said .alert')?.innerText.includes(text)", arg=sentence
+            "text => document.querySelector('#summary .alert')?.innerText.includes(text)", arg=sentence
         )
         page.wait_for_selector("#photo input[type=file]", state="attached")
     explorer.sample(page, "coffee")
-    assert "espresso" in page.inner_text("#said")
+    assert "espresso" in page.inner_text("#summary")
 
 
 def test_a_folder_is_browsed_with_arrow_keys_and_by_class(folder, opened):
@@ -129,12 +129,12 @@ def test_a_folder_is_browsed_with_arrow_keys_and_by_class(folder, opened):
         page.wait_for_selector(photo)
         assert page.inner_text(photo) == "astronaut.png"
         page.keyboard.press("ArrowRight")
-        page.wait_for_selector("#said .alert")
-        assert "broken.jpg: not an image" in page.inner_text("#said")
+        page.wait_for_selector("#summary .alert")
+        assert "broken.jpg: not an image" in page.inner_text("#summary")
         page.keyboard.press("ArrowRight")
         page.wait_for_function(f"document.querySelector('{photo}')?.innerText === 'chelsea.png'")
         page.keyboard.press("ArrowLeft")
-        page.wait_for_selector("#said .alert")
+        page.wait_for_selector("#summary .alert")
         page.wait_for_function(
             "() => !document.querySelector('#filter input').value.includes('so far')", timeout=60_000
         )

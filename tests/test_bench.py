@@ -18,7 +18,7 @@ from rectgrad import bench, cli
 from rectgrad.bench import comparison, measure, memory, naive, networks, paths, peers, scaling, selection
 from rectgrad.bench.case import case_of
 from rectgrad.bench.contenders import contenders, plain
-from rectgrad.bench.plan import in_force
+from rectgrad.bench.plan import applied
 from rectgrad.kernels.reference import percentile
 from rectgrad.models import vit
 from rectgrad.photos import files
@@ -166,7 +166,9 @@ def test_captum_answers_the_same_question():
     for name in ("saliency", "gradient_x_input"):
         maps = peers.peer(given, name)()
         assert error(maps, rectgrad.attribute(given.module, given.inputs, name, given.target)) < 1e-5
-    assert not peers.idle("GuidedBackprop", peers.peer(given, "guided_backprop"), given.inputs, plain(given))
+    assert not peers.has_no_effect(
+        "GuidedBackprop", peers.peer(given, "guided_backprop"), given.inputs, plain(given)
+    )
     assert all(layer.inplace for layer in given.module.modules() if isinstance(layer, nn.ReLU))
 
 
@@ -175,7 +177,9 @@ def test_a_peer_that_changes_nothing_is_found_out():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for method in ("guided_backprop", "deconv", "deeplift"):
-            assert peers.idle(peers.PEERS[method], peers.peer(given, method), given.inputs, plain(given))
+            assert peers.has_no_effect(
+                peers.PEERS[method], peers.peer(given, method), given.inputs, plain(given)
+            )
 
 
 def test_methods_chosen_choose_their_counterparts():
@@ -362,7 +366,7 @@ def test_settings_are_put_back():
         return torch.get_num_threads(), torch.backends.cudnn.allow_tf32
 
     before = said()
-    with contextlib.suppress(ZeroDivisionError), in_force(bench.Plan(threads=2, tf32=not before[1])):
+    with contextlib.suppress(ZeroDivisionError), applied(bench.Plan(threads=2, tf32=not before[1])):
         assert said() == (2, not before[1])
         raise ZeroDivisionError
     assert said() == before == (1, before[1])
@@ -420,15 +424,15 @@ def test_failures_and_remarks_are_told_once(run, monkeypatch):
 
 
 def test_selection_and_scaling_have_tables(run, monkeypatch):
-    monkeypatch.setattr(selection.selection, "__defaults__", (measure.unwatched, (2, 100)))
-    monkeypatch.setattr(scaling.scaling, "__defaults__", (measure.unwatched, (1, 2), (32, 48)))
+    monkeypatch.setattr(selection.selection, "__defaults__", (measure.no_progress, (2, 100)))
+    monkeypatch.setattr(scaling.scaling, "__defaults__", (measure.no_progress, (1, 2), (32, 48)))
     options = ("--no-naive", "--selection", "--scaling", "--json", "speed.json")
     status, out, _ = run(*QUICK, *options)
     assert status == 0
     assert "selection of tau  2 samples, 100 units each" in out
     assert "torch.quantile" in out
     assert "efficientnet_lite0 by batch" in out
-    assert out.count("1 is linear: plain ") == 2
+    assert out.count("(1 is linear): plain ") == 2
     (said,) = json.loads(Path("speed.json").read_text())["scaling"]
     sizes = [[(row["batch"], row["pixels"]) for row in said[by]["rows"]] for by in ("batch", "pixels")]
     assert sizes == [[(1, 32), (2, 32)], [(1, 32), (1, 48)]]
@@ -445,12 +449,12 @@ def test_a_stopped_run_keeps_what_was_finished(run, monkeypatch):
     monkeypatch.setattr("rectgrad.bench.suite.comparison", stop)
     status, _, err = run("--model", "efficientnet_lite0", "--model", "resnet50", "--json", "speed.json")
     assert status == 130
-    assert err == "rectgrad: stopped; what was finished is in speed.json\n"
+    assert err == "rectgrad: interrupted; finished results are in speed.json\n"
     assert len(json.loads(Path("speed.json").read_text())["models"]) == 1
 
 
 ERRORS = {
-    "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench knows efficientnet_lite0"),
+    "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench models are efficientnet_lite0"),
     "no such method": (["--method", "gradcam"], "unknown method 'gradcam'; methods are rectgrad"),
     "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75, not 64"),
     "no whole patches": (["--model", "vit_b_16", "--pixels", "100"], "in multiples of 16, not 100"),

@@ -146,7 +146,7 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
     assert "2 photos explained" in out
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
-    assert "2 photos explained, 2 of them before" in out
+    assert "2 photos explained, 2 of them earlier" in out
     photo(tmp_path / "c.png", seed=2)
     Path("explained/list.json").write_text("[1, 2]")  # a file of somebody else's
     run("explain", "c.png", "--model", TINY, "--q", "60")
@@ -191,7 +191,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "rectgrad: stopped; run the same command again to go on"
+    assert err.splitlines()[-1] == "rectgrad: interrupted; run the same command again to resume"
 
 
 @pytest.mark.parametrize("command", ["compare", "sweep"])
@@ -525,8 +525,8 @@ def test_layers_never_takes_the_place_of_the_photo(run):
     before = Path("mine.png").read_bytes()
     status, _, said = run("layers", "mine.png", "--model", "cifar10_cnn", "--out", ".")
     assert (status, Path("mine.png").read_bytes()) == (2, before)
-    assert "where the results go" in said
+    assert "the folder for the results" in said
     Image.new("RGB", (40, 40), "blue").save("other.png")
     status, _, said = run("layers", "*.png", "--model", "cifar10_cnn")
     assert status == 2
-    assert "layers takes one photo; '*.png' means 2" in said
+    assert "layers takes one photo; '*.png' matches 2" in said

@@ -78,7 +78,7 @@ def test_what_was_missing_is_shown_once_it_is_there(small, monkeypatch):
     monkeypatch.setattr(lab, "gallery", lambda *given: (small_gallery(), ["bad.png: broken"]))
     second = json.loads(reproduce("rationale", out=small).read_text())
     assert "rationale-photos.png" in second["figures"]
-    assert second["notes"] == ["left out: bad.png: broken"]
+    assert second["notes"] == ["skipped: bad.png: broken"]
 
 
 def test_a_half_written_part_is_made_again(tmp_path):
@@ -253,7 +253,7 @@ def test_the_final_threshold_is_the_papers():
     rng = np.random.default_rng(0)
     for shift in (0.0, -5.0):
         values = rng.normal(size=(3, 8, 8)).astype(np.float32) + shift
-        cut = maps.finally_thresholded(torch.from_numpy(values), "saliency").numpy()
+        cut = maps.with_final_threshold(torch.from_numpy(values), "saliency").numpy()
         for value, found in zip(values, cut, strict=True):
             tau = np.percentile(value, 95).astype(np.float32)
             assert (found == np.where(value < tau, min(tau, 0), value)).all()

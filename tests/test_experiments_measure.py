@@ -25,7 +25,7 @@ from rectgrad.experiments import (
     units,
 )
 from rectgrad.experiments.gallery import pairs
-from rectgrad.experiments.maps import of_maps
+from rectgrad.experiments.maps import nan_where_zero
 from rectgrad.kernels.reference import percentile
 from rectgrad.models import CifarCNN, load
 
@@ -266,7 +266,7 @@ def test_growth_is_told_by_its_interval_alone():
 def test_a_map_of_zeros_has_no_share():
     maps = torch.zeros(2, 4, 4)
     maps[1, 0, 0] = 1
-    first, second = of_maps(torch.tensor([0.0, 0.5]), maps)
+    first, second = nan_where_zero(torch.tensor([0.0, 0.5]), maps)
     assert np.isnan(first)
     assert second == 0.5
 
@@ -274,7 +274,7 @@ def test_a_map_of_zeros_has_no_share():
 def test_a_picture_counts_once_however_often_weights_are_drawn():
     nan = float("nan")
     first, second = [[0.2, 0.4, nan]], [[0.6, nan, nan]]  # one layer, three pictures
-    (found,) = sanity._joined([first, second])
+    (found,) = sanity._combine([first, second])
     assert (found["n"], found["undefined"]) == (2, 1)
     assert found["mean"] == pytest.approx(0.4)  # of 0.4 and 0.4
     assert found["draws"] == pytest.approx([0.3, 0.6])
@@ -293,7 +293,7 @@ def test_all_pictures_whose_class_changed_and_only_steady_controls(monkeypatch, 
     rows = adversarial._chosen(work)["changed"]
     assert rows == (before != after).nonzero().flatten().tolist()
     numbers = torch.tensor(rows)
-    found = adversarial._measured(work, x[rows], numbers, "saliency")
+    found = adversarial._measure(work, x[rows], numbers, "saliency")
     steady = module(adversarial._noisy(work, x[rows], numbers)).argmax(1) == before[rows]
     assert 0 < int(steady.sum()) < len(rows)
     for key in ("rank_control", "rank_absolute_control", "ssim_control"):

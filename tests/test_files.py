@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rectgrad.photos import files
-from rectgrad.photos.stream import ahead, batches
+from rectgrad.photos.stream import batches, prefetch
 
 
 def touch(folder, *names):
@@ -45,10 +45,10 @@ def test_results_hidden_files_and_other_names_are_left_alone(tmp_path):
     """A new photo renames only the one it clashes with."""
     touch(tmp_path, "a.png", "b.png", "out/a.png", ".hidden/c.png", ".d.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    names = {s.name for s in files.sources([str(tmp_path)], but=tmp_path / "out")}
+    names = {s.name for s in files.sources([str(tmp_path)], exclude=tmp_path / "out")}
     assert names == {"a", "b", "gone"}
     touch(tmp_path, "a.jpg")
-    names = {s.name for s in files.sources([str(tmp_path)], but=tmp_path / "out")}
+    names = {s.name for s in files.sources([str(tmp_path)], exclude=tmp_path / "out")}
     assert names == {"a.png", "a.jpg", "b", "gone"}
     with pytest.raises(ValueError, match="empty"):
         files.sources([""])
@@ -70,7 +70,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     files.save_text("first", path)
 
     def interrupted():
-        with files.whole(path) as part:
+        with files.atomic(path) as part:
             part.write_text("half")
             assert path.read_text() == "first"
             raise KeyboardInterrupt
@@ -96,7 +96,7 @@ def test_leftovers_of_a_killed_run_go_away_and_those_of_a_live_one_stay(tmp_path
     dead = tmp_path / ".a.png.999999999.part"
     alive = tmp_path / f".b.png.{os.getpid()}.part"
     touch(tmp_path, dead.name, alive.name)
-    files.sweep_parts(tmp_path)
+    files.remove_partial_files(tmp_path)
     assert os.listdir(tmp_path) == [alive.name]
 
 
@@ -120,7 +120,7 @@ def test_work_ahead_is_in_order_bounded_and_passes_errors_on():
         return i * i
 
     most = 0
-    for item, future in ahead(slow, range(50), workers=3, depth=5):
+    for item, future in prefetch(slow, range(50), workers=3, depth=5):
         most = max(most, len(started) - len(finished))
         finished.append(item)
         if item == 7:

@@ -97,7 +97,7 @@ def test_alone_is_the_usual_training():
     (found,) = many.train(data, data, [3], plan)
     run = training.fresh(plan)
     x = data.inputs(0, 0, 200).contiguous()
-    with many.steady():  # sums round as they are split among threads
+    with many.fixed_threads():  # sums round as they are split among threads
         for _ in range(2):
             training.one_epoch(run, x, data.labels, plan)
         right = training.logits(run.module.eval(), x).argmax(1) == data.labels

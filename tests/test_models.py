@@ -454,7 +454,7 @@ def test_damaged_files_are_refused(tmp_path, suffix):
     whole = file.read_bytes()
     for content in (b"", b"garbage", b"x" * 5000, whole[:100], whole[: len(whole) // 2], whole[:-30]):
         file.write_bytes(content)
-        refused(file, "damaged, cut short or no")
+        refused(file, "damaged, truncated, or not")
 
 
 def test_other_files_are_refused(tmp_path):
@@ -462,7 +462,7 @@ def test_other_files_are_refused(tmp_path):
     refused(tmp_path, "no such file")
     for i, content in enumerate([torch.zeros(3), {"conv1.weight": 3}, [1, 2]]):
         torch.save(content, tmp_path / f"{i}.pt")
-        refused(tmp_path / f"{i}.pt", "no state dict")
+        refused(tmp_path / f"{i}.pt", "does not contain a state dict")
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
@@ -543,10 +543,10 @@ def test_hugging_face_processors(standins, name, size, fraction, white):
 
 @pytest.mark.parametrize("prefix", ["timm", "torchvision", "hf"])
 def test_what_a_package_does_not_have(standins, prefix):
-    with pytest.raises(ModelUnavailableError, match=f"{prefix}:none was not to be had from .*none") as error:
+    with pytest.raises(ModelUnavailableError, match=f"{prefix}:none is not available from .*none") as error:
         load(f"{prefix}:none")
     one_line(error)
-    with pytest.raises(ValueError, match=f"write {prefix}:NAME"):
+    with pytest.raises(ValueError, match=f"use {prefix}:NAME"):
         load(f"{prefix}:")
 
 
@@ -570,7 +570,7 @@ def test_broken_packages(standins, monkeypatch, tmp_path, prefix, package, line)
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(line)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelUnavailableError, match=f"{package}, which is installed but does not") as error:
+    with pytest.raises(ModelUnavailableError, match=f"{package}, which is installed but cannot") as error:
         load(f"{prefix}:tiny")
     assert "Error" in one_line(error)
 
@@ -621,8 +621,8 @@ def test_own_file(own, tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind", "match"),
     [
-        ("{}", ValueError, "names no factory"),
-        ("{}:", ValueError, "names no factory"),
+        ("{}", ValueError, "has no factory"),
+        ("{}:", ValueError, "has no factory"),
         ("{}:other", ValueError, "no function 'other'; it has net, full, fails"),
         ("{}:fails", ModelUnavailableError, r"fails\(\) failed \(KeyError: 'what'\)"),
         ("{}:number", TypeError, "must return an nn.Module or an ImageModel, not int"),
@@ -637,7 +637,7 @@ def test_own_file_gone_wrong(own, name, kind, match):
 
 def test_own_file_that_does_not_import(tmp_path):
     (tmp_path / "net.py").write_text("def net(:")
-    with pytest.raises(ModelUnavailableError, match=r"does not import \(SyntaxError"):
+    with pytest.raises(ModelUnavailableError, match=r"cannot be imported \(SyntaxError"):
         load(f"{tmp_path / 'net.py'}:net")
 
 

@@ -1,5 +1,8 @@
 """Reading photos: every usual kind of file, upright and in 8-bit RGB, or one sentence about why not."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -122,8 +125,26 @@ def test_a_missing_file_and_a_folder_say_so(tmp_path):
 def test_the_pixel_limit_is_ours(tmp_path):
     path = tmp_path / "bomb.png"
     Image.new("1", (20_000, 8_000)).save(path)
-    with pytest.raises(photos.UnreadableImageError, match=r"bomb.png: .*more than 150 megapixels"):
+    with pytest.raises(photos.UnreadableImageError, match=r"bomb.png: .*limit of 150 megapixels"):
         photos.read(path)
     Image.new("1", (40_000, 10_000)).save(path)
-    with pytest.raises(photos.UnreadableImageError, match="more than 150 megapixels"):
+    with pytest.raises(photos.UnreadableImageError, match="limit of 150 megapixels"):
         photos.read(path)
+
+
+def test_reading_changes_no_state_of_the_process(tmp_path):
+    """100 megapixels exceed Pillow's limit, but not ours: no warning, and Pillow keeps its limit."""
+    path = tmp_path / "large.png"
+    Image.new("1", (10_000, 10_000)).save(path)
+    program = (
+        "import sys, warnings, numpy, PIL.Image\n"
+        "before = list(warnings.filters), PIL.Image.MAX_IMAGE_PIXELS\n"
+        "from rectgrad import photos\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    print(photos.read(sys.argv[1]).size, [str(each.message) for each in caught])\n"
+        "print((list(warnings.filters), PIL.Image.MAX_IMAGE_PIXELS) == before)\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["(10000, 10000) []", "True"]

@@ -142,5 +142,5 @@ def test_agreement_with_other_implementations_is_shown(folder):
         json.dumps({"dataset": "shapes", "agreement": {"deeplift": found}})
     )
     page = report(folder).read_text()
-    assert "The maps of 100 shapes pictures, checked" in page
+    assert "Agreement with other implementations on 100 shapes images" in page
     assert "3.0e-02" in page

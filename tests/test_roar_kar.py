@@ -48,10 +48,10 @@ def test_areas_by_hand():
 def test_places_are_those_of_sorting():
     torch.manual_seed(0)
     values = torch.randn(4, 1024)
-    found = rankings.places(values)
-    for row, places in zip(values.tolist(), found.tolist(), strict=True):
+    found = rankings.ranks(values)
+    for row, ranks in zip(values.tolist(), found.tolist(), strict=True):
         order = sorted(range(1024), key=lambda i: -row[i])
-        assert [places[i] for i in order] == list(range(1024))
+        assert [ranks[i] for i in order] == list(range(1024))
 
 
 def test_blur_is_scipys():
@@ -81,7 +81,7 @@ def metrics(roar: dict[str, float], kar: dict[str, float], mask: float = 0.1) ->
     for cell in roar_kar.cells(numbers):
         level = {"roar": roar[cell.method], "kar": 1 - kar[cell.method], "mask": mask}[cell.mode]
         accuracies[cell] = level + 0.001 * (cell.seed - 1)
-    return roar_kar.summed_up(accuracies, numbers)
+    return roar_kar.summarise(accuracies, numbers)
 
 
 def test_findings_follow_the_numbers():

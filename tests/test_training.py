@@ -42,7 +42,7 @@ def test_a_stopped_training_goes_on_to_the_same_end(stopped_after: int, tmp_path
     path = tmp_path / "net.safetensors"
     training.train(FEW, Plan(epochs=stopped_after), checkpoint=path)
     seen: list[int] = []
-    run = training.train(FEW, Plan(epochs=3), checkpoint=path, watch=lambda n, _: counting(n, seen))
+    run = training.train(FEW, Plan(epochs=3), checkpoint=path, progress=lambda n, _: counting(n, seen))
     assert seen == [3 - stopped_after]  # a finished epoch is not run again
     assert_same(run, training.train(FEW, Plan(epochs=3)))
 
@@ -55,11 +55,11 @@ def counting(n: int, seen: list[int]):
 def test_a_checkpoint_of_another_plan_or_a_damaged_one_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     training.train(FEW, Plan(epochs=1, seed=3), checkpoint=path)
-    assert training.resumed(path, Plan(epochs=1), DATA) is None
-    assert training.resumed(path, Plan(epochs=1, seed=3), DATA) is not None
+    assert training.load_checkpoint(path, Plan(epochs=1), DATA) is None
+    assert training.load_checkpoint(path, Plan(epochs=1, seed=3), DATA) is not None
     path.write_bytes(path.read_bytes()[:-100])
-    assert training.resumed(path, Plan(epochs=1, seed=3), DATA) is None
-    assert training.resumed(tmp_path / "nothing", Plan(), DATA) is None
+    assert training.load_checkpoint(path, Plan(epochs=1, seed=3), DATA) is None
+    assert training.load_checkpoint(tmp_path / "nothing", Plan(), DATA) is None
 
 
 def test_a_checkpoint_of_other_pictures_is_not_used(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_weights_of_the_command_load_as_a_model(tmp_path: Path, capsys, monkeypa
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 0
-    assert "of the test pictures right" in capsys.readouterr().out
+    assert "test accuracy" in capsys.readouterr().out
     model = rectgrad.models.load("cifar10_cnn", weights=out)
     kept = safetensors.torch.load_file(out)
     assert torch.equal(model.module.conv1.weight, kept["conv1.weight"])

@@ -1,4 +1,7 @@
-"""Photos to explanations: decode ahead, explain in batches, write each result whole, go on after a stop."""
+"""Explains photos: prefetches them, attributes in batches, and writes each result atomically.
+
+A run that was interrupted resumes: results that already exist with the same settings are kept.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,26 @@ from rectgrad.methods.catalog import describe, name_of, plain_value
 from rectgrad.models import ImageModel
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
-from rectgrad.photos.stream import ahead, batches
+from rectgrad.photos.stream import batches, prefetch
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of every photo."""
+    """The settings of a run, the same for every photo."""
 
     model: ImageModel
     method: Method
     out: Path
-    target: int | None = None  # None: each photo's top class
-    maps: str | None = None  # "npy" or "npz": keep the raw maps
+    target: int | None = None  # None: the top class of each photo
+    maps: str | None = None  # "npy" or "npz" to save the raw maps
     batch_size: int = 8
     device: str = "cpu"
     dark: bool = False
-    made_from: tuple = ()  # marks of the files that the model came from
-    again: bool = False  # do what is done once more
+    made_from: tuple = ()  # fingerprints of the files of the model
+    recompute: bool = False  # ignore existing results
 
     def settings(self) -> dict[str, Any]:
-        """What a result depends on; a result made with other settings is made again."""
+        """Everything that a result depends on. Results with other settings are recomputed."""
         return {
             "model": self.model.name,
             "method": name_of(self.method),
@@ -49,46 +52,46 @@ class Plan:
 
 
 def explain(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> int:
-    """Explain every photo; `done(source, result)` is told of each: the record, or the error of a bad file.
-    Returns how many were explained now; the others had been before."""
-    fresh = 0
+    """Explains every photo and calls `done(source, result)` with its record, or with the error of a file
+    that cannot be read. Returns the number of photos that were computed, not loaded from existing results."""
+    computed = 0
     plan.model.module.to(plan.device)
     enough = 2 * max(plan.model.size)
 
     def decode(source: Source) -> tuple[Image.Image, list[int]]:
         picture = photos.read(source.path, enough)
-        return plan.model.crop(picture), files.mark(source.path)
+        return plan.model.crop(picture), files.fingerprint(source.path)
 
-    ready = _readable(ahead(decode, left(plan, sources, done), depth=2 * plan.batch_size), done)
-    for batch in batches(ready, plan.batch_size):
-        explained = _explained(plan, [picture for _, (picture, _) in batch])
-        for (source, (_, mark)), result in zip(batch, explained, strict=True):
-            done(source, _written(plan, source, mark, *result))
-            fresh += 1
-    return fresh
+    decoded = prefetch(decode, pending(plan, sources, done), depth=2 * plan.batch_size)
+    for batch in batches(_readable(decoded, done), plan.batch_size):
+        results = _attribute(plan, [picture for _, (picture, _) in batch])
+        for (source, (_, fingerprint)), result in zip(batch, results, strict=True):
+            done(source, _write(plan, source, fingerprint, *result))
+            computed += 1
+    return computed
 
 
-def left(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
-    """The photos without a result of the same settings; the others are done."""
+def pending(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
+    """Yields the photos that have no result with these settings; calls `done` for the others."""
     for source in sources:
-        known = None if plan.again else files.load_json(plan.out / f"{source.name}.json")
-        if known and _same_question(plan, source, known) and _complete(plan, known):
-            done(source, known)
+        existing = None if plan.recompute else files.load_json(plan.out / f"{source.name}.json")
+        if existing and _is_current(plan, source, existing) and _is_complete(plan, existing):
+            done(source, existing)
         else:
             yield source
 
 
-def _same_question(plan: Plan, source: Source, known: dict[str, Any]) -> bool:
-    """Whether a result was made of this very photo with these settings."""
-    photo = files.mark(source.path) if source.path.exists() else None
-    return known.get("settings") == plan.settings() and known.get("photo") == photo
+def _is_current(plan: Plan, source: Source, existing: dict[str, Any]) -> bool:
+    """Whether a result was computed from this version of the photo with these settings."""
+    photo = files.fingerprint(source.path) if source.path.exists() else None
+    return existing.get("settings") == plan.settings() and existing.get("photo") == photo
 
 
-def _complete(plan: Plan, known: dict[str, Any]) -> bool:
-    wanted = [known.get("picture")]
+def _is_complete(plan: Plan, existing: dict[str, Any]) -> bool:
+    required = [existing.get("picture")]
     if plan.maps:
-        wanted.append(known.get("map") if str(known.get("map")).endswith(plan.maps) else None)
-    return all(name and (plan.out / name).exists() for name in wanted)
+        required.append(existing.get("map") if str(existing.get("map")).endswith(plan.maps) else None)
+    return all(name and (plan.out / name).exists() for name in required)
 
 
 def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Any]]:
@@ -102,33 +105,39 @@ def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tup
             raise error
 
 
-def _explained(plan: Plan, pictures: list[Image.Image]) -> Iterator[tuple[Image.Image, Tensor, Tensor]]:
-    """(photo as the network saw it, class probabilities, map) for each."""
+def _attribute(plan: Plan, pictures: list[Image.Image]) -> Iterator[tuple[Image.Image, Tensor, Tensor]]:
+    """Yields (photo as the network saw it, class probabilities, map) for each photo of a batch."""
     inputs = torch.stack([plan.model.prepare(picture) for picture in pictures]).to(plan.device)
-    kept = record(plan.model.module, inputs)
-    scores = getattr(kept.outputs, "logits", kept.outputs)
+    recorded = record(plan.model.module, inputs)
+    scores = getattr(recorded.outputs, "logits", recorded.outputs)
     check_labels(plan.model, scores.shape[1])
-    maps = kept.attribute(plan.method, plan.target)
+    maps = recorded.attribute(plan.method, plan.target)
     yield from zip(pictures, scores.float().softmax(1).cpu(), maps.float().cpu(), strict=True)
 
 
 def check_labels(model: ImageModel, classes: int) -> None:
     if model.labels and len(model.labels) != classes:
-        raise ValueError(f"there are {len(model.labels)} class names for {classes} classes of {model.name}")
+        raise ValueError(f"{len(model.labels)} class names for {classes} classes of {model.name}")
 
 
-def _written(
-    plan: Plan, source: Source, mark: list[int], picture: Image.Image, chances: Tensor, values: Tensor
+def _write(
+    plan: Plan,
+    source: Source,
+    fingerprint: list[int],
+    picture: Image.Image,
+    probabilities: Tensor,
+    values: Tensor,
 ) -> dict[str, Any]:
-    """Write one result; its JSON last, as the mark that it is complete."""
-    target = int(chances.argmax()) if plan.target is None else plan.target
+    """Writes one result. The JSON file is written last: it marks the result as complete."""
+    target = int(probabilities.argmax()) if plan.target is None else plan.target
+    top = probabilities.topk(min(5, len(probabilities))).indices
     result: dict[str, Any] = {
         "image": str(source.path),
-        "target": _class(plan, chances, target),
-        "top5": [_class(plan, chances, int(i)) for i in chances.topk(min(5, len(chances))).indices],
+        "target": _class(plan, probabilities, target),
+        "top5": [_class(plan, probabilities, int(i)) for i in top],
         "picture": f"{source.name}.png",
         "settings": plan.settings(),
-        "photo": mark,
+        "photo": fingerprint,
     }
     if plan.maps:
         result["map"] = f"{source.name}.{plan.maps}"
@@ -138,13 +147,16 @@ def _written(
     return result
 
 
-def _class(plan: Plan, chances: Tensor, index: int) -> dict[str, Any]:
-    return {"index": index, "name": plan.model.label(index), "confidence": round(float(chances[index]), 4)}
+def _class(plan: Plan, probabilities: Tensor, index: int) -> dict[str, Any]:
+    confidence = round(float(probabilities[index]), 4)
+    return {"index": index, "name": plan.model.label(index), "confidence": confidence}
 
 
 def draw(plan: Plan, picture: Image.Image, values: Tensor, target: dict[str, Any]) -> Image.Image:
-    """Photo, map and overlay side by side, with what was explained above them."""
-    height = picture.height * max(1, round(448 / picture.height))  # small crops are enlarged, whole pixels
+    """Photo, map and overlay side by side, under the name and confidence of the class."""
+    height = picture.height * max(
+        1, round(448 / picture.height)
+    )  # small crops are enlarged by an integer factor
     flat = image.plane(values)
     scheme = image.scheme_of(flat, plan.dark)
     panels = [

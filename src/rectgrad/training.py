@@ -1,4 +1,4 @@
-"""The one training loop: Adam over batches in file order, the same every time for a seed, resumable.
+"""The training loop: Adam over batches in file order, deterministic for a seed, resumable.
 
 The paper's setting (section 4): 20 epochs, batches of 100, learning rate 0.001, no augmentation.
 """
@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rectgrad.data import Images, digest_of, scaled
-from rectgrad.data.fetch import Watch, unwatched
+from rectgrad.data.fetch import Progress, no_progress
 from rectgrad.models.cifar import CifarCNN
 from rectgrad.photos import files
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is trained. What it is trained on is not part of it."""
+    """The hyperparameters of a training run, without the data."""
 
     epochs: int = 20
     batch: int = 100
@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass
 class Run:
-    """A training under way: the network, its optimiser, and how it went so far."""
+    """The state of a training run: the network, its optimiser and the losses so far."""
 
     module: nn.Module
     optimiser: torch.optim.Adam
@@ -55,7 +55,7 @@ class Run:
 
 
 def fresh(plan: Plan, classes: int = 10) -> Run:
-    """A network as its seed draws it, on any device."""
+    """A network with the initial weights of the seed, the same on every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         module = CifarCNN(classes)
@@ -69,14 +69,14 @@ def train(
     *,
     checkpoint: Path | None = None,
     classes: int = 10,
-    watch: Watch = unwatched,
+    progress: Progress = no_progress,
 ) -> Run:
-    """Train the paper's CNN. `checkpoint`: written after each epoch; one of the same plan and pictures is
-    gone on from."""
+    """Trains the paper's CNN. A `checkpoint` is written after each epoch; training resumes from it if it has
+    the same plan and data."""
     data = digest_of(images)
-    run = (resumed(checkpoint, plan, data, classes) if checkpoint else None) or fresh(plan, classes)
+    run = (load_checkpoint(checkpoint, plan, data, classes) if checkpoint else None) or fresh(plan, classes)
     x, y = scaled(images.pixels).to(plan.device), torch.from_numpy(images.labels).to(plan.device)
-    with repeatable(), watch(plan.epochs - run.epoch, f"training, seed {plan.seed}") as advance:
+    with deterministic(), progress(plan.epochs - run.epoch, f"training, seed {plan.seed}") as advance:
         while run.epoch < plan.epochs:
             run.losses.append(one_epoch(run, x, y, plan))
             if checkpoint is not None:
@@ -86,67 +86,66 @@ def train(
     return run
 
 
-def repeatable() -> AbstractContextManager[None]:
-    """cuDNN's arithmetic the same every time, in whole float32; on other devices nothing."""
+def deterministic() -> AbstractContextManager[None]:
+    """Makes cuDNN deterministic, in full float32, within the context. Has no effect on other devices."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def one_epoch(run: Run, x: Tensor, y: Tensor, plan: Plan) -> float:
-    """Once over the data in their order: the mean loss."""
+    """Trains one epoch in the order of the data and returns the mean loss."""
     run.module.train()
     total = torch.zeros((), device=plan.device)
     for start in range(0, len(x), plan.batch):
         rows = slice(start, start + plan.batch)
-        seen = x[rows].to(memory_format=torch.channels_last)
-        loss = F.cross_entropy(run.module(seen), y[rows])
+        inputs = x[rows].to(memory_format=torch.channels_last)
+        loss = F.cross_entropy(run.module(inputs), y[rows])
         run.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         run.optimiser.step()
-        total += loss.detach() * len(seen)
+        total += loss.detach() * len(inputs)
     return float(total) / len(x)
 
 
 @torch.no_grad()
 def logits(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
-    """The module's answers to scaled pictures, on the CPU."""
+    """The logits of scaled images, on the CPU."""
     device = next(module.parameters()).device
     return torch.cat([module(part.to(device)).cpu() for part in x.split(batch)])
 
 
 def accuracy(module: nn.Module, images: Images) -> float:
-    """The share of pictures whose largest logit is their class's."""
-    found = logits(module, scaled(images.pixels)).argmax(1)
-    return float((found == torch.from_numpy(images.labels)).float().mean())
+    """The share of correctly classified images."""
+    predicted = logits(module, scaled(images.pixels)).argmax(1)
+    return float((predicted == torch.from_numpy(images.labels)).float().mean())
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------
 
 
 def save(run: Run, plan: Plan, data: str, path: Path) -> None:
-    """Network and optimiser as safetensors, how it went as their metadata."""
+    """Saves network and optimiser as safetensors, with plan and losses as metadata."""
     tensors = {f"module.{name}": value for name, value in run.module.state_dict().items()}
     for name, value in run.module.named_parameters():
         state = run.optimiser.state[value]
         tensors |= {f"{key}.{name}": torch.as_tensor(state[key]) for key in _ADAM}
-    said = {"plan": json.dumps(asdict(plan)), "data": data, "losses": json.dumps(run.losses)}
-    with files.whole(path) as part:
-        safetensors.torch.save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, said)
+    metadata = {"plan": json.dumps(asdict(plan)), "data": data, "losses": json.dumps(run.losses)}
+    with files.atomic(path) as part:
+        safetensors.torch.save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, metadata)
 
 
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def resumed(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
-    """The training that a checkpoint holds; None where there is none, or of another plan or other pictures,
-    or one that cannot be read."""
+def load_checkpoint(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
+    """The run saved in a checkpoint; None if it is missing, unreadable, or of another plan or other data."""
     try:
         with safetensors.safe_open(path, "pt") as content:
-            said: dict[str, str] = content.metadata() or {}
+            metadata: dict[str, str] = content.metadata() or {}
             tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 - no dict
-        same = _beside_epochs(json.loads(said["plan"])) == _beside_epochs(asdict(plan))
-        if not same or said["data"] != data:
+        same = _resumable_settings(json.loads(metadata["plan"])) == _resumable_settings(asdict(plan))
+        if not same or metadata["data"] != data:
             return None
-        losses = json.loads(said["losses"])
+        losses = json.loads(metadata["losses"])
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None
     if len(losses) > plan.epochs:
@@ -160,10 +159,10 @@ def resumed(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
 
 
 def _like(saved: Tensor, parameter: Tensor, key: str) -> Tensor:
-    """Adam's state where its parameter is; the number of steps stays on the CPU."""
+    """Adam state on the device of its parameter; the step count stays on the CPU."""
     return saved if key == "step" else torch.empty_like(parameter).copy_(saved)
 
 
-def _beside_epochs(plan: dict[str, Any]) -> dict[str, Any]:
-    """More epochs of the same plan go on from fewer; the device may change."""
+def _resumable_settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """The settings that must match to resume: the number of epochs and the device may change."""
     return {key: value for key, value in plan.items() if key not in ("epochs", "device")}

@@ -1,1 +1,1 @@
-"""The explorer: a page on which a person drops a photo and sees what the network looked at."""
+"""The explorer: a web page that shows what a network looked at in a photo."""

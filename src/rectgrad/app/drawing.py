@@ -1,4 +1,4 @@
-"""Answers as HTML, SVG and PNG. Every text from outside is escaped here."""
+"""Draws results as HTML, SVG and PNG. All text from users and files is escaped here."""
 
 from __future__ import annotations
 
@@ -12,58 +12,59 @@ import numpy as np
 from PIL import Image
 
 from rectgrad import image
-from rectgrad.app.ask import Ask, thresholded
-from rectgrad.app.desk import Map, Seen
+from rectgrad.app.query import Query
+from rectgrad.app.service import Map, Prediction
 from rectgrad.methods.catalog import METHODS, describe, title_of
 
 
-def plane(name: str, values: np.ndarray, ask: Ask) -> np.ndarray:
-    """What is drawn of a map: the sum over colours, with the final threshold where it was asked for."""
+def plane(name: str, values: np.ndarray, query: Query) -> np.ndarray:
+    """The map summed over its channels, with the final threshold of the baselines if it was chosen."""
     flat = image.plane(values)
-    return image.final_threshold(flat) if ask.final_threshold and thresholded(name) else flat
+    cut = query.final_threshold and not METHODS[name].thresholds
+    return image.final_threshold(flat) if cut else flat
 
 
-def picture(flat: np.ndarray, crop: Image.Image, ask: Ask) -> Image.Image:
-    scheme = image.scheme_of(flat, ask.dark) if ask.colours == "auto" else ask.colours
-    if ask.overlay > 0:
-        return image.overlay(crop, flat, ask.overlay, scheme)
+def picture(flat: np.ndarray, crop: Image.Image, query: Query) -> Image.Image:
+    scheme = image.scheme_of(flat, query.dark) if query.colours == "auto" else query.colours
+    if query.overlay > 0:
+        return image.overlay(crop, flat, query.overlay, scheme)
     return image.colour(flat, scheme)
 
 
-def maps(seen: Seen, found: dict[str, Map], ask: Ask) -> str:
-    """Photo and maps side by side."""
-    chosen = ask.chosen()
-    panels = [_panel(seen.crop, "photo", seen.name, smooth=True)]
-    for name, (values, seconds) in found.items():
-        drawn = picture(plane(name, values, ask), seen.crop, ask)
+def maps(prediction: Prediction, results: dict[str, Map], query: Query) -> str:
+    """The photo and its maps side by side."""
+    chosen = query.configured()
+    panels = [_panel(prediction.crop, "photo", prediction.name, smooth=True)]
+    for name, (values, seconds) in results.items():
+        drawn = picture(plane(name, values, query), prediction.crop, query)
         panels.append(_panel(drawn, describe(chosen[name]), f"{seconds * 1000:.0f} ms"))
     return f'<div class="maps">{"".join(panels)}</div>'
 
 
-def guesses(seen: Seen, said: str) -> str:
-    """What the model says, and what is explained."""
+def guesses(prediction: Prediction, question: str) -> str:
+    """The top classes, below the question that the maps answer."""
     rows = "".join(
         f'<li><span>{escape(g.label)}</span><meter min="0" max="1" value="{g.probability:.4f}" '
         f'aria-label="{escape(g.label)}"></meter><b>{g.probability:.1%}</b></li>'
-        for g in seen.guesses
+        for g in prediction.guesses
     )
-    return f'<p class="said">{escape(said)}</p><ol class="guesses">{rows}</ol>'
+    return f'<p class="question">{escape(question)}</p><ol class="guesses">{rows}</ol>'
 
 
-def layers(found: Sequence[tuple[str, np.ndarray]], ask: Ask) -> str:
-    """A strip, from the output to the input."""
-    if not found:
-        return "<p class='hint'>The chosen methods have no attribution at layers.</p>"
-    scheme = "signed_dark" if ask.dark else "signed"
+def layers(results: Sequence[tuple[str, np.ndarray]], query: Query) -> str:
+    """A strip of layers, from the output to the input."""
+    if not results:
+        return "<p class='hint'>The chosen methods have no layer attributions.</p>"
+    scheme = "signed_dark" if query.dark else "signed"
     cells = [
         _panel(image.colour(values, scheme), name, " × ".join(map(str, values.shape)))
-        for name, values in found
+        for name, values in results
     ]
     return f'<div class="layers">{"".join(cells)}</div>'
 
 
 def curve(points: Sequence[tuple[float, float]], q: float) -> str:
-    """Gini index against q, as SVG: the axis is stretched towards 100, where maps change."""
+    """Gini index against q as SVG. The q axis is stretched towards 100, where maps change most."""
     place = {value: 40 + 300 * i / (len(points) - 1) for i, (value, _) in enumerate(points)}
     low = min(0.0, *(y for _, y in points))
     at = [(place[x], 120 - 105 * (y - low) / (1 - low)) for x, y in points]
@@ -74,27 +75,29 @@ def curve(points: Sequence[tuple[float, float]], q: float) -> str:
     )
     ticks = "".join(f'<text x="{place[v]:.1f}" y="136" text-anchor="middle">{v:g}</text>' for v, _ in points)
     here = float(np.interp(q, list(place), list(place.values())))
-    said = ", ".join(f"{y:.2f} at {x:g}" for x, y in points)
+    description = ", ".join(f"{y:.2f} at {x:g}" for x, y in points)
     return (
-        f'<svg class="curve" viewBox="0 0 352 150" role="img" aria-label="sparsity against q: {said}">'
+        f'<svg class="curve" viewBox="0 0 352 150" role="img" aria-label="sparsity against q: {description}">'
         f'<line class="here" x1="{here:.1f}" x2="{here:.1f}" y1="12" y2="122"/>'
         f'<text x="34" y="18" text-anchor="end">1</text><text x="34" y="124" text-anchor="end">{low:g}</text>'
         f'<polyline points="{line}"/>{dots}{ticks}<text x="346" y="149" text-anchor="end">q</text></svg>'
     )
 
 
-def sheet(seen: Seen, found: dict[str, Map], ask: Ask, caption: str) -> Image.Image:
-    """The picture to take away."""
-    chosen = ask.chosen()
-    height = seen.crop.height * max(1, round(448 / seen.crop.height))
-    panels = [image.Panel(seen.crop, "photo", smooth=True)]
-    for name, (values, _) in found.items():
-        panels.append(image.Panel(picture(plane(name, values, ask), seen.crop, ask), describe(chosen[name])))
-    return image.sheet([panels], caption, cell=height, dark=ask.dark)
+def sheet(prediction: Prediction, results: dict[str, Map], query: Query, caption: str) -> Image.Image:
+    """The picture to download."""
+    chosen = query.configured()
+    height = prediction.crop.height * max(1, round(448 / prediction.crop.height))
+    panels = [image.Panel(prediction.crop, "photo", smooth=True)]
+    for name, (values, _) in results.items():
+        panels.append(
+            image.Panel(picture(plane(name, values, query), prediction.crop, query), describe(chosen[name]))
+        )
+    return image.sheet([panels], caption, cell=height, dark=query.dark)
 
 
 def titles() -> list[tuple[str, str]]:
-    """The methods as a list to choose from."""
+    """Titles and names of the methods, for a list."""
     return [(title_of(name), name) for name in METHODS]
 
 

@@ -1,4 +1,4 @@
-"""A folder of photos to browse: their names at once, their classes as they are found."""
+"""A folder of photos to browse. Classes are predicted in the background."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from collections import Counter
 from pathlib import Path
 
 from rectgrad import photos
-from rectgrad.app.desk import Desk
+from rectgrad.app.service import Service
 from rectgrad.photos import files
 
 ALL = "all"
 
 
 class Folder:
-    """photos: in order. classes: what the first model says of each, as far as it got."""
+    """`sources` are the photos in order; `classes` maps those classified so far to their top class."""
 
-    def __init__(self, folder: Path, desk: Desk) -> None:
+    def __init__(self, folder: Path, service: Service) -> None:
         self.sources = files.sources([str(folder)])
         self.classes: dict[int, int] = {}
-        self._desk = desk
+        self._service = service
         self.finished = threading.Event()
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def start(self) -> None:
-        """Find the classes in the background."""
+        """Starts to classify the photos in a background thread."""
         threading.Thread(target=self._classify, daemon=True).start()
 
     def _classify(self) -> None:
-        model = self._desk.first
+        model = self._service.first
         enough = 2 * max(model.size)
         for i, source in enumerate(self.sources):
             try:
                 crop = model.crop(photos.read(source.path, enough))
             except (photos.UnreadableImageError, MemoryError):
-                continue  # said when it is looked at
-            self.classes[i] = self._desk.class_of(crop)
+                continue  # reported when the photo is opened
+            self.classes[i] = self._service.classify(crop)
         self.finished.set()
 
     def choices(self) -> list[tuple[str, str]]:
-        """Classes to filter by, the most frequent first."""
+        """Filters by class, the most frequent first."""
         counted = Counter(self.classes.values()).most_common()
-        said = [(f"{self._desk.first.label(index)} ({n})", str(index)) for index, n in counted]
+        classes = [(f"{self._service.first.label(index)} ({n})", str(index)) for index, n in counted]
         state = "" if self.finished.is_set() else f", {len(self.classes)} of them classified so far"
-        return [(f"all photos ({len(self)}{state})", ALL), *said]
+        return [(f"all photos ({len(self)}{state})", ALL), *classes]
 
-    def rows(self, wanted: str) -> list[int]:
-        """The photos of a class."""
-        return [i for i in range(len(self)) if wanted == ALL or str(self.classes.get(i)) == wanted]
+    def rows(self, chosen: str) -> list[int]:
+        """Indices of the photos of a class."""
+        return [i for i in range(len(self)) if chosen == ALL or str(self.classes.get(i)) == chosen]
 
-    def step(self, at: int, by: int, wanted: str) -> int:
-        """The next photo of a class in a direction; around at the ends."""
-        rows = self.rows(wanted) or list(range(len(self)))
+    def step(self, at: int, by: int, chosen: str) -> int:
+        """The index of the next photo of a class, `by` steps away; wraps around at the ends."""
+        rows = self.rows(chosen) or list(range(len(self)))
         if at in rows:
             return rows[(rows.index(at) + by) % len(rows)]
         return next((i for i in rows if i > at), rows[0])

@@ -1,4 +1,4 @@
-"""The page: what is where, and which control asks what. Answers come from the desk."""
+"""The page: its layout and its events. The service computes what it shows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import numpy as np
 
 from rectgrad import image, photos
 from rectgrad.app import drawing, script
-from rectgrad.app.ask import Ask
 from rectgrad.app.controls import Controls
-from rectgrad.app.desk import Desk, Seen
 from rectgrad.app.folder import ALL, Folder
+from rectgrad.app.query import Query
+from rectgrad.app.service import Prediction, Service
 from rectgrad.engine.target import contrast
 from rectgrad.models import MODELS, ModelUnavailableError
 from rectgrad.photos import files
 
 T = TypeVar("T")
 FIRST = ["rectgrad", "saliency", "guided_backprop"]
-WAITING = "<p class='hint'>Drop a photo, or choose a sample.</p>"
+WAITING = "<p class='hint'>Drop a photo or choose a sample.</p>"
 NONE = -1  # no second class
 KEYS = """
 () => { document.addEventListener('keydown', (event) => {
@@ -40,32 +40,32 @@ DARK = "() => document.body.classList.contains('dark')"
 
 
 class Page:
-    """The explorer's page over a desk; `blocks` is what gradio serves."""
+    """The explorer's page over a service; `blocks` is what gradio serves."""
 
-    def __init__(self, desk: Desk, folder: Folder | None = None) -> None:
-        self.desk, self.folder = desk, folder
-        self._visits: dict[str, Seen] = {}
+    def __init__(self, service: Service, folder: Folder | None = None) -> None:
+        self.service, self.folder = service, folder
+        self._current: dict[str, Prediction] = {}
         self._lock = threading.Lock()
-        # Two threads do the work, whoever asks: each one that ever did keeps buffers of its own.
+        # Two threads do all the work: every thread that runs a network keeps its own buffers.
         self._workers = ThreadPoolExecutor(2)
         with gr.Blocks(title="rectgrad", analytics_enabled=False, fill_width=True) as self.blocks:
             self._layout()
             self._wire()
 
-    # --- what is where ---
+    # --- layout ---
 
     def _layout(self) -> None:
-        gr.HTML("<h1>rectgrad</h1><p>What a network looked at, without the noise.</p>", elem_id="head")
-        self.seen = gr.State(None)
-        with gr.Row(elem_id="all"):
-            with gr.Column(elem_id="given"):
-                self._given()
-            with gr.Column(elem_id="asked"):
-                self._asked()
-            with gr.Column(elem_id="answer"):
-                self._answer()
+        gr.HTML("<h1>rectgrad</h1><p>See what a network looked at, without the noise.</p>", elem_id="head")
+        self.prediction = gr.State(None)
+        with gr.Row(elem_id="columns"):
+            with gr.Column(elem_id="photo-column"):
+                self._photo_column()
+            with gr.Column(elem_id="settings-column"):
+                self._settings_column()
+            with gr.Column(elem_id="results-column"):
+                self._results_column()
 
-    def _given(self) -> None:
+    def _photo_column(self) -> None:
         self.photo = gr.Image(
             label="Photo", sources=["upload", "clipboard", "webcam"], height=240, elem_id="photo", buttons=[]
         )
@@ -77,56 +77,60 @@ class Page:
                 button = gr.Button(source.name, size="sm", min_width=70, elem_id=f"sample-{source.name}")
                 self.samples.append((button, source.path))
 
-    def _asked(self) -> None:
+    def _settings_column(self) -> None:
         self.target = gr.Dropdown([], label="Class to explain", info="Type to search.", elem_id="target")
         self.versus = gr.Dropdown(
-            [("any other", NONE)], value=NONE, label="Rather than", info="A second class.", elem_id="versus"
+            [("any other", NONE)],
+            value=NONE,
+            label="Rather than",
+            info="A second class to contrast with.",
+            elem_id="versus",
         )
         self.methods = gr.Dropdown(
             drawing.titles(), value=FIRST, multiselect=True, label="Methods to compare", elem_id="methods"
         )
         self.controls = Controls(FIRST)
-        self.model = gr.Dropdown(_models(self.desk), value=self.desk.first.name, label="Model")
+        self.model = gr.Dropdown(_models(self.service), value=self.service.first.name, label="Model")
         with gr.Accordion("Picture", open=False):
             self.final = gr.Checkbox(
                 False,
-                label="final threshold of the baselines",
-                info="Shows only the upper 5 % of their maps, as the paper's comparisons do.",
+                label="final threshold for the baselines",
+                info="Shows only the top 5 % of their maps, as in the paper's comparisons.",
             )
             self.colours = gr.Dropdown(
                 ["auto", *image.colour_names()],
                 value="auto",
                 label="Colours",
-                info="auto: by sign and theme.",
+                info="auto: depends on sign and theme.",
             )
             self.overlay = gr.Slider(
-                0, 1, 0, step=0.05, label="Overlay", info="0: the map alone.", elem_id="overlay", buttons=[]
+                0, 1, 0, step=0.05, label="Overlay", info="0: only the map.", elem_id="overlay", buttons=[]
             )
         self.dark = gr.Checkbox(False, label="dark", visible="hidden")
 
     def _browser(self, folder: Folder) -> None:
         self.filter = gr.Dropdown(folder.choices(), value=ALL, label="Predicted class", elem_id="filter")
-        self.place = gr.Dropdown(
+        self.position = gr.Dropdown(
             [(source.name, i) for i, source in enumerate(folder.sources)],
             value=0,
-            label="Photo of the folder",
+            label="Photo in the folder",
         )
         with gr.Row():
             self.previous = gr.Button("← previous", size="sm", elem_id="previous")
             self.next = gr.Button("next →", size="sm", elem_id="next")
         self.timer = gr.Timer(2)
 
-    def _answer(self) -> None:
-        self.said = gr.HTML(WAITING, elem_id="said")
+    def _results_column(self) -> None:
+        self.summary = gr.HTML(WAITING, elem_id="summary")
         self.maps = gr.HTML("", elem_id="maps")
         with gr.Row():
-            kinds = {"png": "Picture (PNG)", "npz": "Maps (NPZ)", "py": "Python lines"}
+            kinds = {"png": "Picture (PNG)", "npz": "Maps (NPZ)", "py": "Python code"}
             self.buttons = {
-                kind: gr.Button(f"Download {said}", size="sm", elem_id=f"save-{kind}")
-                for kind, said in kinds.items()
+                kind: gr.Button(f"Download {title}", size="sm", elem_id=f"save-{kind}")
+                for kind, title in kinds.items()
             }
-        self.given = {
-            kind: gr.DownloadButton(visible="hidden", elem_id=f"given-{kind}") for kind in self.buttons
+        self.downloads = {
+            kind: gr.DownloadButton(visible="hidden", elem_id=f"download-{kind}") for kind in self.buttons
         }
         with gr.Accordion("Layer by layer, from the output to the input", open=True):
             self.layers = gr.HTML("", elem_id="layers")
@@ -135,43 +139,47 @@ class Page:
         with gr.Accordion("Python", open=False):
             self.lines = gr.Code("", language="python", label="The same maps in Python", interactive=False)
 
-    # --- which control asks what ---
+    # --- events ---
 
     def _wire(self) -> None:
-        self.asked = [
+        self.settings = [
             *(self.methods, self.target, self.versus, self.final, self.colours, self.overlay, self.dark),
             *self.controls.fields.values(),
         ]
-        new = [self.seen, self.target, self.versus, self.said]
-        drawn = [self.maps, self.lines, self.said]
+        new = [self.prediction, self.target, self.versus, self.summary]
+        drawn = [self.maps, self.lines, self.summary]
         more = [self.layers, self.curve]
         busy: dict[str, Any] = {"concurrency_id": "explain", "concurrency_limit": 2}
         last: dict[str, Any] = {"trigger_mode": "always_last", "show_progress": "hidden", "queue": False}
 
         redraw = gr.on(
-            [control.input for control in self.asked],
+            [control.input for control in self.settings],
             self.draw,
-            [self.seen, *self.asked],
+            [self.prediction, *self.settings],
             drawn,
             api_name="draw",
             **last,
         )
-        redraw.then(self.detail, [self.seen, *self.asked], more, **last, api_visibility="private")
+        redraw.then(self.detail, [self.prediction, *self.settings], more, **last, api_visibility="private")
 
         def draw_after(event: Any) -> None:
-            then = event.then(self.draw, [self.seen, *self.asked], drawn, **last, api_visibility="private")
-            then.then(self.detail, [self.seen, *self.asked], more, **last, api_visibility="private")
+            then = event.then(
+                self.draw, [self.prediction, *self.settings], drawn, **last, api_visibility="private"
+            )
+            then.then(self.detail, [self.prediction, *self.settings], more, **last, api_visibility="private")
 
         shown = [self.photo, *new]
         given = [self.photo, self.model]
-        # As it came: what is wrong with a file, we say ourselves.
-        event = self.photo.input(self.take, given, shown, api_name="look", preprocess=False, **busy)
+        # No preprocessing by gradio: our own error messages name the file and the reason.
+        event = self.photo.input(self.upload, given, shown, api_name="look", preprocess=False, **busy)
         draw_after(event)
         for button, path in self.samples:
-            event = button.click(self._taking(path), [self.model], shown, api_visibility="private", **busy)
+            event = button.click(self._opener(path), [self.model], shown, api_visibility="private", **busy)
             draw_after(event)
-        again = self.model.input(self.again, [self.seen, self.model], new, api_visibility="private", **busy)
-        draw_after(again)
+        changed = self.model.input(
+            self.change_model, [self.prediction, self.model], new, api_visibility="private", **busy
+        )
+        draw_after(changed)
         if self.folder is not None:
             self._wire_folder(self.folder, new, draw_after, busy)
         self.methods.input(
@@ -180,9 +188,9 @@ class Page:
         for kind, button in self.buttons.items():
             save = functools.partial(self.save, kind)
             ready = button.click(
-                save, [self.seen, *self.asked], self.given[kind], api_name=f"save_{kind}", **busy
+                save, [self.prediction, *self.settings], self.downloads[kind], api_name=f"save_{kind}", **busy
             )
-            ready.success(None, js=f"() => document.querySelector('#given-{kind}').click()")
+            ready.success(None, js=f"() => document.querySelector('#download-{kind}').click()")
         self.blocks.load(None, outputs=self.dark, js=DARK)
         self.blocks.load(None, js=KEYS)
         self.blocks.unload(self.leave)
@@ -190,76 +198,82 @@ class Page:
     def _wire_folder(
         self, folder: Folder, new: list[Any], draw_after: Callable[[Any], None], busy: dict[str, Any]
     ) -> None:
-        """Steps set the list of photos; the list shows one."""
+        """Buttons and filter change the position in the folder; a new position opens its photo."""
 
         def show(at: int, model: str, request: gr.Request) -> list[Any]:
-            return self.take_file(folder.sources[at].path, model, request)
+            return self.open_file(folder.sources[at].path, model, request)
 
         def stepping(by: int) -> Callable[[int, str], int]:
-            return lambda at, wanted: folder.step(at, by, wanted)
+            return lambda at, chosen: folder.step(at, by, chosen)
 
-        def ticked(wanted: str) -> list[Any]:
+        def ticked(chosen: str) -> list[Any]:
             return [
-                gr.update(choices=folder.choices(), value=wanted),
+                gr.update(choices=folder.choices(), value=chosen),
                 gr.Timer(active=not folder.finished.is_set()),
             ]
 
         private: dict[str, Any] = {"api_visibility": "private"}
         steps = ((self.previous.click, -1), (self.next.click, 1), (self.filter.input, 0))
         for event, by in steps:
-            event(stepping(by), [self.place, self.filter], self.place, **private)
+            event(stepping(by), [self.position, self.filter], self.position, **private)
         shown = [self.photo, *new]
-        draw_after(self.place.change(show, [self.place, self.model], shown, **private, **busy))
-        draw_after(self.blocks.load(show, [self.place, self.model], shown, **private, **busy))
+        draw_after(self.position.change(show, [self.position, self.model], shown, **private, **busy))
+        draw_after(self.blocks.load(show, [self.position, self.model], shown, **private, **busy))
         self.timer.tick(ticked, self.filter, [self.filter, self.timer], show_progress="hidden", **private)
 
-    # --- answers ---
+    # --- event handlers ---
 
-    def take(self, given: Any, model: str, request: gr.Request) -> list[Any]:
-        """A photo was dropped, or cleared. One that cannot be read makes room for the next."""
+    def upload(self, given: Any, model: str, request: gr.Request) -> list[Any]:
+        """A photo was uploaded or cleared. An unreadable one is removed, so that the next can be dropped."""
         if given is None:
-            self._visit(request, None)
+            self._set_current(request, None)
             return [gr.update(), None, gr.update(), gr.update(), WAITING]
         path = _uploaded(given)
-        if path is None or model not in _models(self.desk):
-            return [None, None, gr.update(), gr.update(), _alert("that is no photo given to this page")]
-        found = self._looked(path, Path(given.get("orig_name") or path).name, model, request)
-        return [gr.update() if found[0] else None, *found]
+        if path is None or model not in _models(self.service):
+            return [
+                None,
+                None,
+                gr.update(),
+                gr.update(),
+                _alert("not a photo that was uploaded to this page"),
+            ]
+        results = self._predict(path, Path(given.get("orig_name") or path).name, model, request)
+        return [gr.update() if results[0] else None, *results]
 
-    def take_file(self, path: Path, model: str, request: gr.Request) -> list[Any]:
-        found = self._looked(path, path.name, model, request)
-        shown = gr.update() if found[0] is None else np.asarray(found[0].crop)
-        return [shown, *found]
+    def open_file(self, path: Path, model: str, request: gr.Request) -> list[Any]:
+        results = self._predict(path, path.name, model, request)
+        shown = gr.update() if results[0] is None else np.asarray(results[0].crop)
+        return [shown, *results]
 
-    def _taking(self, path: Path) -> Callable[[str, gr.Request], list[Any]]:
+    def _opener(self, path: Path) -> Callable[[str, gr.Request], list[Any]]:
         def take(model: str, request: gr.Request) -> list[Any]:
-            return self.take_file(path, model, request)
+            return self.open_file(path, model, request)
 
         return take
 
-    def again(self, seen: Seen | None, model: str, request: gr.Request) -> list[Any]:
-        """The same photo, seen by another model."""
-        if seen is None:
+    def change_model(self, prediction: Prediction | None, model: str, request: gr.Request) -> list[Any]:
+        """Classifies the current photo with another model."""
+        if prediction is None:
             return [None, gr.update(), gr.update(), WAITING]
-        return self._looked(seen.path, seen.name, model, request)
+        return self._predict(prediction.path, prediction.name, model, request)
 
-    def _looked(self, path: Path, name: str, model: str, request: gr.Request) -> list[Any]:
+    def _predict(self, path: Path, name: str, model: str, request: gr.Request) -> list[Any]:
         try:
-            seen = self._work(self.desk.look, path, name, model)
+            prediction = self._run(self.service.predict, path, name, model)
         except (photos.UnreadableImageError, ModelUnavailableError, ValueError, MemoryError) as error:
             return [None, gr.update(), gr.update(), _alert(str(error) or "out of memory")]
-        self._visit(request, seen)
-        classes = self.desk.classes(seen)
+        self._set_current(request, prediction)
+        classes = self.service.classes(prediction)
         return [
-            seen,
-            gr.update(choices=classes, value=seen.top),
+            prediction,
+            gr.update(choices=classes, value=prediction.top),
             gr.update(choices=[("any other", NONE), *classes], value=NONE),
-            drawing.guesses(seen, ""),
+            drawing.guesses(prediction, ""),
         ]
 
-    def ask(self, values: tuple[Any, ...]) -> Ask:
+    def _query(self, values: tuple[Any, ...]) -> Query:
         methods, target, versus, final, colours, overlay, dark, *fields = values
-        return Ask(
+        return Query(
             methods=tuple(methods),
             options=self.controls.options(fields),
             target=target,
@@ -270,89 +284,101 @@ class Page:
             dark=dark,
         )
 
-    def draw(self, seen: Seen | None, *values: Any) -> list[Any]:
-        if seen is None:
+    def draw(self, prediction: Prediction | None, *values: Any) -> list[Any]:
+        if prediction is None:
             return ["", "", gr.update()]
         try:
-            ask = self.ask(values)
-            found = self._work(self.desk.maps, seen, ask)
+            query = self._query(values)
+            results = self._run(self.service.maps, prediction, query)
         except (ValueError, TypeError, RuntimeError) as error:
             return [gr.update(), gr.update(), _alert(str(error))]
-        said = drawing.guesses(seen, self.caption(seen, ask))
-        return [drawing.maps(seen, found, ask), script.lines(seen, ask, self.desk.loading(seen.model)), said]
+        summary = drawing.guesses(prediction, self.caption(prediction, query))
+        return [
+            drawing.maps(prediction, results, query),
+            script.lines(prediction, query, self.service.load_arguments(prediction.model)),
+            summary,
+        ]
 
-    def detail(self, seen: Seen | None, *values: Any) -> list[str]:
-        if seen is None:
+    def detail(self, prediction: Prediction | None, *values: Any) -> list[str]:
+        if prediction is None:
             return ["", ""]
         try:
-            ask = self.ask(values)
-            q = ask.options["RectGrad"]["q"]
-            points, found = self._work(self.desk.sparsity, seen, ask), self._work(self.desk.layers, seen, ask)
-            return [drawing.layers(found, ask), drawing.curve(points, q)]
+            query = self._query(values)
+            q = query.options["RectGrad"]["q"]
+            points, results = (
+                self._run(self.service.sparsity, prediction, query),
+                self._run(self.service.layers, prediction, query),
+            )
+            return [drawing.layers(results, query), drawing.curve(points, q)]
         except (ValueError, TypeError, RuntimeError):
-            return ["", ""]  # what is wrong is said above the maps
+            return ["", ""]  # `draw` shows the error
 
-    def save(self, kind: str, seen: Seen | None, *values: Any) -> str:
-        """The file of a kind, to be downloaded."""
-        if seen is None:
-            raise gr.Error("There is no photo yet.", print_exception=False)
-        ask = self.ask(values)
+    def save(self, kind: str, prediction: Prediction | None, *values: Any) -> str:
+        """Writes the file to download: png, npz or py."""
+        if prediction is None:
+            raise gr.Error("Upload a photo first.", print_exception=False)
+        query = self._query(values)
         folder = tempfile.mkdtemp(dir=os.environ["GRADIO_TEMP_DIR"])
-        path = Path(folder, f"{Path(seen.name).stem}-rectgrad.{kind}")
+        path = Path(folder, f"{Path(prediction.name).stem}-rectgrad.{kind}")
         if kind == "py":
-            path.write_text(script.lines(seen, ask, self.desk.loading(seen.model)), encoding="utf-8")
+            path.write_text(
+                script.lines(prediction, query, self.service.load_arguments(prediction.model)),
+                encoding="utf-8",
+            )
             return str(path)
-        found = self._work(self.desk.maps, seen, ask)
+        results = self._run(self.service.maps, prediction, query)
         if kind == "npz":
             with open(path, "wb") as stream:
-                maps = {name: each.values for name, each in found.items()}
-                np.savez_compressed(stream, photo=np.asarray(seen.crop), **maps)  # type: ignore[arg-type]
+                maps = {name: each.values for name, each in results.items()}
+                np.savez_compressed(stream, photo=np.asarray(prediction.crop), **maps)  # type: ignore[arg-type]
         else:
-            drawing.sheet(seen, found, ask, self.caption(seen, ask)).save(path, compress_level=3)
+            drawing.sheet(prediction, results, query, self.caption(prediction, query)).save(
+                path, compress_level=3
+            )
         return str(path)
 
-    def _work(self, task: Callable[..., T], *args: Any) -> T:
+    def _run(self, task: Callable[..., T], *args: Any) -> T:
         return self._workers.submit(task, *args).result()
 
-    def caption(self, seen: Seen, ask: Ask) -> str:
-        model, target = self.desk.model(seen.model), ask.explained(seen.top)
+    def caption(self, prediction: Prediction, query: Query) -> str:
+        model, target = self.service.model(prediction.model), query.resolve_target(prediction.top)
         if isinstance(target, contrast):
             return f"Why {model.label(target.a)} rather than {model.label(target.b)}?"
         return f"Why {model.label(target)}?"
 
-    # --- who looks at what ---
+    # --- sessions ---
 
     def leave(self, request: gr.Request) -> None:
-        self._visit(request, None)
+        self._set_current(request, None)
 
-    def _visit(self, request: gr.Request, seen: Seen | None) -> None:
-        """What a visitor looks at now; what nobody looks at is let go."""
-        visitor = str(getattr(request, "session_hash", None))
+    def _set_current(self, request: gr.Request, prediction: Prediction | None) -> None:
+        """Sets the current photo of a session and releases photos that no session uses."""
+        session = str(getattr(request, "session_hash", None))
         with self._lock:
-            before = self._visits.pop(visitor, None)
-            if seen is not None:
-                self._visits[visitor] = seen
-            used = {each.digest for each in self._visits.values()}
+            before = self._current.pop(session, None)
+            if prediction is not None:
+                self._current[session] = prediction
+            used = {each.digest for each in self._current.values()}
         if before is not None and before.digest not in used:
-            self.desk.forget(before)
+            self.service.release(before)
 
 
 def _uploaded(given: Any) -> Path | None:
-    """The file of an upload; None for any other."""
+    """The path of an uploaded file; None for any other file."""
     if not isinstance(given, dict) or not isinstance(given.get("path"), str):
         return None
     path, ours = Path(given["path"]).resolve(), Path(os.environ["GRADIO_TEMP_DIR"]).resolve()
     return path if path.is_relative_to(ours) and path.is_file() else None
 
 
-def _alert(sentence: str) -> str:
-    return f'<p class="alert" role="alert">{escape(sentence)}</p>'
+def _alert(message: str) -> str:
+    return f'<p class="alert" role="alert">{escape(message)}</p>'
 
 
-def _models(desk: Desk) -> list[str]:
-    """Those that a name is enough for."""
+def _models(service: Service) -> list[str]:
+    """The models that can be loaded by name."""
     named = [name for name in MODELS if not any(letter in name for letter in ":.")]
-    return list(dict.fromkeys([desk.first.name, *named]))
+    return list(dict.fromkeys([service.first.name, *named]))
 
 
 def _samples() -> list[files.Source]:

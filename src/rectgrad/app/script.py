@@ -1,30 +1,30 @@
-"""The Python lines that make the maps of the page."""
+"""Generates the Python code that reproduces the maps of the page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rectgrad.app.ask import Ask
-from rectgrad.app.desk import Seen
+from rectgrad.app.query import Query
+from rectgrad.app.service import Prediction
 from rectgrad.engine.target import contrast
 
 
-def lines(seen: Seen, ask: Ask, loading: str) -> str:
-    """A file to run beside the photo; `maps` are those of the page, bit for bit on the same machine.
-    loading: the arguments of `load`."""
-    target = ask.explained(seen.top)
-    said = f"rectgrad.{target!r}" if isinstance(target, contrast) else repr(target)
-    calls = [_call(name, ask.changed(name), said) for name in ask.methods]
-    found = "\n".join(f"    {name!r}: {call}," for name, call in zip(ask.methods, calls, strict=True))
+def lines(prediction: Prediction, query: Query, load_arguments: str) -> str:
+    """A script to run in the folder of the photo. Its `maps` equal those of the page bit for bit on the same
+    machine. `load_arguments` are the arguments of `rectgrad.models.load`."""
+    target = query.resolve_target(prediction.top)
+    target_code = f"rectgrad.{target!r}" if isinstance(target, contrast) else repr(target)
+    calls = [_call(name, query.changed(name), target_code) for name in query.methods]
+    entries = "\n".join(f"    {name!r}: {call}," for name, call in zip(query.methods, calls, strict=True))
     return f"""import rectgrad
 from rectgrad import photos
 
-model = rectgrad.models.load({loading})
-photo = model.crop(photos.read({Path(seen.name).name!r}))
+model = rectgrad.models.load({load_arguments})
+photo = model.crop(photos.read({Path(prediction.name).name!r}))
 x = model.prepare(photo).unsqueeze(0)
 maps = {{
-{found}
+{entries}
 }}
 """
 

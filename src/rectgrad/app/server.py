@@ -1,4 +1,4 @@
-"""Serving the page: to whom, within which bounds, and leaving nothing behind."""
+"""Serves the page: access checks, limits, and temporary files that are always removed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from rectgrad.photos import files
 
 UPLOAD = "20mb"
-MINUTES = 15  # that a temporary file is kept
-MEGABYTES = 1000  # of temporary files, together
+MINUTES = 15  # lifetime of a temporary file
+MEGABYTES = 1000  # total size of temporary files
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def check_open(host: str, auth: str | None, insecure: bool) -> tuple[str, str] | None:
-    """User and password, where given. Others can reach a page that is not served to this machine alone."""
+def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str] | None:
+    """Returns user and password, if given. Serving other machines needs them, or `insecure`."""
     if auth is not None:
         user, colon, password = auth.partition(":")
         if not (user and colon and password):
@@ -29,14 +29,14 @@ def check_open(host: str, auth: str | None, insecure: bool) -> tuple[str, str] |
         return user, password
     if host not in LOCAL and not insecure:
         raise ValueError(
-            f"--host {host} lets others reach this page: give --auth user:password, or --insecure to let "
-            "everybody in"
+            f"--host {host} makes the page reachable from other machines: use --auth user:password, or "
+            "--insecure for access without a password"
         )
     return None
 
 
-def check_place(host: str, port: int | None) -> None:
-    """Whether it can be served there: an address of this machine, and a port that is free."""
+def check_address(host: str, port: int | None) -> None:
+    """Checks that the address belongs to this machine and that the port is free."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as trial:
@@ -47,33 +47,35 @@ def check_place(host: str, port: int | None) -> None:
         raise ValueError(f"{where} cannot be served: {getattr(error, 'strerror', None) or error}") from None
 
 
-class Temporary:
-    """A folder of our own for uploads and downloads: old files go, and all of it at the end. What a server
-    that was killed has left goes with the next start."""
+class TemporaryFolder:
+    """A folder for uploads and downloads. Old files are removed regularly, and the whole folder at the end.
+
+    Folders of servers that were killed are removed at the next start.
+    """
 
     def __init__(self) -> None:
-        for left in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
-            owner = left.name.split("-")[2]
-            if owner.isdigit() and not files.alive(int(owner)):  # another's folder of such a name stays
-                shutil.rmtree(left, ignore_errors=True)
+        for folder in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
+            owner = folder.name.split("-")[2]
+            if owner.isdigit() and not files.alive(int(owner)):  # not a number: not our folder
+                shutil.rmtree(folder, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()
-        os.environ["GRADIO_TEMP_DIR"] = str(self.path)  # where gradio puts them
+        os.environ["GRADIO_TEMP_DIR"] = str(self.path)  # read by gradio
 
     def start(self) -> None:
-        threading.Thread(target=self._keep_short, daemon=True).start()
+        threading.Thread(target=self._clean_up, daemon=True).start()
 
-    def _keep_short(self) -> None:
+    def _clean_up(self) -> None:
         while not self._stop.wait(30):
-            self.sweep(time.time() - 60 * MINUTES)
+            self.remove_old(time.time() - 60 * MINUTES)
 
-    def sweep(self, before: float) -> None:
-        """Remove files from before a time, and the oldest where all of them are too much."""
-        found = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._files()]
-        room = MEGABYTES * 2**20
-        for changed, size, path in sorted(found, reverse=True):
-            room -= size
-            if changed < before or room < 0:
+    def remove_old(self, before: float) -> None:
+        """Removes files older than `before`, and the oldest ones beyond the total size."""
+        entries = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._files()]
+        available = MEGABYTES * 2**20
+        for changed, size, path in sorted(entries, reverse=True):
+            available -= size
+            if changed < before or available < 0:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
@@ -84,12 +86,12 @@ class Temporary:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def launch(page: Any, temporary: Temporary, host: str, port: int | None, **options: Any) -> Any:
-    """Serve the page; returns gradio's server once it answers."""
+def launch(page: Any, temporary: TemporaryFolder, host: str, port: int | None, **options: Any) -> Any:
+    """Serves the page; returns gradio's server once it is ready."""
     import gradio as gr
 
     temporary.start()
-    fonts = ["system-ui", "sans-serif"]  # nothing is fetched from elsewhere
+    fonts = ["system-ui", "sans-serif"]  # no fonts are downloaded
     theme = gr.themes.Base(primary_hue="red", neutral_hue="slate", font=fonts, font_mono=["monospace"])
     return page.blocks.launch(
         server_name=host,

@@ -1,8 +1,8 @@
-"""What maps cost: times and memory against the plain gradient, in interleaved rounds.
+"""Benchmarks: time and memory of methods relative to the plain gradient, in interleaved rounds.
 
     result = rectgrad.bench.run(rectgrad.bench.Plan(models=("resnet50",), batch=8))
 
-Everything here is plain functions and dicts; the command line around them is in cli/bench.py.
+Everything here is plain functions and dicts; the command line is in cli/bench.py.
 """
 
 from rectgrad.bench.networks import NETWORKS

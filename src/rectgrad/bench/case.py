@@ -1,4 +1,4 @@
-"""What every contender explains: one network, one batch of pictures, one class each."""
+"""The input of every contender: one network, one batch of images, one class per image."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Case(NamedTuple):
 
 
 def case_of(plan: Plan, name: str, pixels: int, batch: int, light: bool = False) -> Case:
-    """Random pictures, the same every time, and the class that the network gives each.
+    """Random images from a fixed seed, and the class that the network predicts for each.
 
-    light: the network has not run before, so it is not calibrated and the class is 0.
+    With `light` the network does not run: it is not calibrated, and every class is 0.
     """
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     module = networks.build(name, pixels, calibrated=not light).to(plan.device, DTYPES[plan.dtype])
@@ -33,5 +33,5 @@ def case_of(plan: Plan, name: str, pixels: int, batch: int, light: bool = False)
 
 
 def side(plan: Plan, name: str) -> int:
-    """Of the pictures: the plan's, or the network's own."""
+    """Height and width of the images: those of the plan, or the default of the network."""
     return plan.pixels or networks.NETWORKS[name].pixels

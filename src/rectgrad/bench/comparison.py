@@ -1,4 +1,4 @@
-"""One network: what every contender costs on it."""
+"""Compares all contenders on one network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rectgrad.methods.catalog import METHODS
 Row = dict[str, Any]
 
 
-def comparison(plan: Plan, model: str, watch: measure.Watch = measure.unwatched) -> dict[str, Any]:
-    """Times in interleaved rounds, then memory and the layers' paths of each contender by itself."""
+def comparison(plan: Plan, model: str, progress: measure.Progress = measure.no_progress) -> dict[str, Any]:
+    """Times in interleaved rounds, then memory and sparse layers of each contender separately."""
     case = case_of(plan, model, side(plan, model), plan.batch)
     field = {each.name: each for each in contenders(case, plan)}
-    with watch(measure.steps(len(field), plan.rounds) + len(field), model) as advance:
+    with progress(measure.steps(len(field), plan.rounds) + len(field), model) as advance:
         times = measure.race({n: each.run for n, each in field.items()}, plan.rounds, plan.device, advance)
         rows = measure.rows(times)
         for row in rows:
@@ -37,15 +37,15 @@ def comparison(plan: Plan, model: str, watch: measure.Watch = measure.unwatched)
 
 
 def _complete(row: Row, contender: Contender, plan: Plan, model: str, case: Case) -> None:
-    """What is not measured in the race."""
+    """Adds what is not measured in the race."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the race said so
+        warnings.simplefilter("ignore")  # the race reported them
         row["group"] = contender.group
         row["memory"] = memory.peak(contender.run, plan, model, contender.name)
         row["sparse_share"] = _sparse_share(case, contender.name)
-        if contender.group == "captum":  # which warns of its hooks each time
-            idle = peers.idle(contender.name, contender.run, case.inputs, plain(case))
-            row["note"] = "no change to this network's backward pass" if idle else None
+        if contender.group == "captum":  # Captum warns about its hooks each time
+            has_no_effect = peers.has_no_effect(contender.name, contender.run, case.inputs, plain(case))
+            row["note"] = "no change to this network's backward pass" if has_no_effect else None
 
 
 def _sparse_share(case: Case, name: str) -> float | None:
@@ -54,15 +54,15 @@ def _sparse_share(case: Case, name: str) -> float | None:
 
 
 def _relative(rows: list[Row]) -> list[Row]:
-    """The rows with their memory against the first one's."""
+    """The rows with their memory relative to the first row."""
     base = rows[0]["memory"] if rows else None
     for row in rows:
-        row["memory"] = _against(row["memory"], base)
+        row["memory"] = _relative_memory(row["memory"], base)
     return rows
 
 
-def _against(mine: memory.Peak | None, base: memory.Peak | None) -> dict[str, Any] | None:
-    """Bytes above what was there before the call, and in all."""
+def _relative_memory(mine: memory.Peak | None, base: memory.Peak | None) -> dict[str, Any] | None:
+    """Bytes allocated by the call, and in total."""
     if mine is None or base is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Who is compared: the plain gradient, every method of ours, RectGrad written plainly, and Captum."""
+"""The contenders: the plain gradient, our methods, straightforward RectGrad implementations, and Captum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rectgrad.bench.plan import Plan
 from rectgrad.methods.catalog import as_method
 
 PLAIN = "plain"
-OURS = "ours"  # RectGrad without the padding trick, as the naive ones compute it
+OURS = "ours"  # RectGrad without the padding trick, like the naive implementations
 
 
 class Contender(NamedTuple):
@@ -27,7 +27,7 @@ class Contender(NamedTuple):
 
 
 def plain(case: Case) -> Tensor:
-    """The gradient of the scores with respect to the pictures alone."""
+    """The plain gradient of the scores with respect to the images."""
     x = case.inputs.detach().requires_grad_()
     scores = case.module(x).gather(1, case.target.unsqueeze(1))
     return torch.autograd.grad(scores.sum(), x)[0]
@@ -38,7 +38,7 @@ def ours(case: Case, name: str, **options: object) -> Tensor:
 
 
 def contenders(case: Case, plan: Plan) -> list[Contender]:
-    """The plain gradient first. With fewer methods, only their counterparts."""
+    """The plain gradient first, then the chosen methods and their counterparts."""
     chosen = plan.chosen
     found = [Contender(PLAIN, "plain", partial(plain, case))]
     found += [Contender(name, "rectgrad", partial(ours, case, name)) for name in chosen]

@@ -1,4 +1,4 @@
-"""Where a measurement was made."""
+"""The environment of a measurement: hardware, versions, command and commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The model's name."""
+    """The model name of the CPU."""
     with contextlib.suppress(OSError):
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         if found:
@@ -50,12 +50,12 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def kernels() -> dict[str, str]:
-    """The fast kernels in use, for each kind of device."""
+    """The kernels in use for each type of device."""
     try:
         return importlib.import_module("rectgrad.kernels").in_use()
     except (ImportError, AttributeError):
@@ -64,11 +64,11 @@ def kernels() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """Of the source that runs, where it lies in a repository; "+" where it differs from it."""
+    """The commit of the running source, with "+" if it was modified; None outside a repository."""
     here = Path(__file__).parent
-    asked = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        done = subprocess.run(asked, cwd=here, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
     except OSError:
         return None
     return done.stdout.strip() or None

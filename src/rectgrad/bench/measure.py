@@ -1,4 +1,4 @@
-"""Times: all contenders in turn, round after round, so that a slow moment of the machine meets them all."""
+"""Timing in interleaved rounds, so that a slow moment of the machine affects all contenders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import torch
 
 Run = Callable[[], Any]
 Advance = Callable[[], None]
-Watch = Callable[[int, str], AbstractContextManager[Advance]]  # (steps, of what): shows progress
-LEAST = 0.05  # seconds that one measurement should take
+Progress = Callable[[int, str], AbstractContextManager[Advance]]  # (steps, description)
+LEAST = 0.05  # minimum duration of one measurement in seconds
 
 
 @contextlib.contextmanager
-def unwatched(total: int, what: str) -> Iterator[Advance]:
+def no_progress(total: int, what: str) -> Iterator[Advance]:
     yield lambda: None
 
 
 class Times(NamedTuple):
-    """Seconds of one call, for each contender in each round; why the others did not run; remarks."""
+    """Seconds per call for each contender and round; the errors of those that failed; remarks."""
 
     seconds: dict[str, list[float]]
     failed: dict[str, str]
@@ -33,8 +33,8 @@ class Times(NamedTuple):
 
 
 def race(runs: Mapping[str, Run], rounds: int, device: str, advance: Advance) -> Times:
-    """Time every run in every round. The first run is the base: without it there is no race. A run that fails
-    while warming up drops out. `steps` says how often `advance` is called."""
+    """Times every run in every round. The first run is the base: if it fails, nothing is timed. Any other run
+    that fails during its warm-up is skipped. `advance` is called `steps` times."""
     failed: dict[str, str] = {}
     notes: dict[str, str] = {}
     base = next(iter(runs))
@@ -53,7 +53,7 @@ def race(runs: Mapping[str, Run], rounds: int, device: str, advance: Advance) ->
 
 
 def steps(runs: int, rounds: int) -> int:
-    """A warm-up and the rounds of each run."""
+    """The number of steps of a race: a warm-up and the rounds of each run."""
     return runs * (rounds + 1)
 
 
@@ -67,29 +67,29 @@ def _prepare(name: str, run: Run, failed: dict[str, str], notes: dict[str, str])
 
 
 def warm_up(run: Run) -> str:
-    """One call, and what it warns of, in one line."""
-    with warnings.catch_warnings(record=True) as said:
+    """Makes one call and returns its first warning in one line."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run()
-    ours = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
-    return " ".join(ours[0].split()) if ours else ""
+    messages = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    return " ".join(messages[0].split()) if messages else ""
 
 
 def reason(error: Exception) -> str:
-    """Why it failed, in one line."""
+    """The error in one line."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
 def repeats(run: Run, device: str) -> int:
-    """How often to call in one measurement, so that it takes long enough; the second call of a warm-up."""
+    """The number of calls per measurement. Also serves as the second call of a warm-up."""
     return max(1, round(LEAST / max(seconds(run, 1, device), 1e-6)))
 
 
 def interleaved(
     runs: Mapping[str, Run], rounds: int, device: str, advance: Advance
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each run in each round."""
+    """Seconds per call for each run and round."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     calls = {name: repeats(run, device) for name, run in runs.items()}
     for number in range(rounds):
@@ -104,7 +104,7 @@ def interleaved(
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Of a round: the others shuffled; the base, which every ratio rests on, before, between and after."""
+    """The order of a round: shuffled, with the base at the start, in the middle and at the end."""
     base, *others = names
     shuffled = random.Random(number).sample(others, len(others))
     half = len(others) // 2
@@ -112,7 +112,7 @@ def order(names: Sequence[str], number: int) -> list[str]:
 
 
 def seconds(run: Run, repeats: int, device: str) -> float:
-    """Of one call, the device's work included."""
+    """Seconds per call, including the work of the device."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -128,7 +128,7 @@ def synchronize(device: str) -> None:
 
 
 def ratios(mine: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Round by round: what slows the machine in a round slows both."""
+    """Ratios within each round, because a slow machine slows both."""
     return [a / b for a, b in zip(mine, base, strict=True)]
 
 
@@ -141,7 +141,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def rows(times: Times) -> list[dict[str, Any]]:
-    """Each contender's numbers: medians over the rounds, with quartiles; the first is the base."""
+    """The numbers of each contender: medians over the rounds and quartiles. The first is the base."""
     base = next(iter(times.seconds.values()), [])
     return [_row(name, mine, base, times.notes.get(name)) for name, mine in times.seconds.items()]
 

@@ -1,7 +1,7 @@
 """Peak memory of one call.
 
-On CUDA: what torch has allocated. On a CPU: the resident set. Linux keeps its largest value and lets us reset
-it, so the number is the kernel's own; elsewhere a fresh process runs the call and reports its largest value.
+On CUDA this is the memory that torch allocated, on a CPU the resident set. Linux records its peak and lets us
+reset it; elsewhere a fresh process runs the call and reports its peak.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHILD = "import sys; from rectgrad.bench.memory import child; child(*sys.argv[1:
 
 
 class Peak(NamedTuple):
-    """Bytes before the call, with the network and the pictures loaded, and at most during it."""
+    """Bytes before the call, with network and images loaded, and the maximum during the call."""
 
     before: int
     most: int
@@ -37,7 +37,7 @@ class Peak(NamedTuple):
 
 
 def peak(run: Callable[[], Any], plan: Plan, model: str, name: str) -> Peak | None:
-    """Of a contender's run; None where nothing tells."""
+    """The peak memory of a contender; None if it cannot be measured."""
     kind = torch.device(plan.device).type
     if kind == "cuda":
         return allocated(run, plan.device)
@@ -45,7 +45,7 @@ def peak(run: Callable[[], Any], plan: Plan, model: str, name: str) -> Peak | No
 
 
 def allocated(run: Callable[[], Any], device: str) -> Peak:
-    """The most in three calls: what the first ones keep for the next ones counts, and only here."""
+    """The maximum over three calls, which includes what earlier calls keep for later ones."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -57,7 +57,7 @@ def allocated(run: Callable[[], Any], device: str) -> Peak:
 
 
 def resident(run: Callable[[], Any]) -> Peak | None:
-    """In this process, the middle of three calls; None where the kernel's mark cannot be reset."""
+    """The median of three calls in this process; None if the kernel's peak cannot be reset."""
     try:
         return sorted((_resident(run) for _ in range(3)), key=lambda peak: peak.growth)[1]
     except OSError:
@@ -66,27 +66,27 @@ def resident(run: Callable[[], Any]) -> Peak | None:
 
 def _resident(run: Callable[[], Any]) -> Peak:
     settle()
-    CLEAR.write_text("5")  # the mark falls to the present value
+    CLEAR.write_text("5")  # resets the peak to the current value
     before = status("VmRSS")
     run()
     return Peak(before, status("VmHWM"))
 
 
 def settle() -> None:
-    """Give back what is free: memory that the allocator kept would serve the next call unseen."""
+    """Returns free memory to the system: memory kept by the allocator would hide that of the next call."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+    with contextlib.suppress(OSError, AttributeError):  # only in glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def status(key: str) -> int:
-    """A line of the kernel's report on this process, in bytes."""
+    """A value of /proc/self/status in bytes."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024
 
 
 def in_child(plan: Plan, model: str, name: str) -> Peak | None:
-    """In a fresh process. What libraries take on first use is counted in."""
+    """Measures in a fresh process, including what libraries allocate on first use."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(asdict(plan)), model, name],
         capture_output=True,
@@ -96,13 +96,13 @@ def in_child(plan: Plan, model: str, name: str) -> Peak | None:
 
 
 def child(plan_json: str, model: str, name: str) -> None:
-    """The fresh process: one call, and the largest resident set before and after it."""
+    """Runs in the fresh process: one call, and the peak resident set before and after it."""
     from rectgrad.bench.case import case_of, side
     from rectgrad.bench.contenders import contenders
-    from rectgrad.bench.plan import in_force
+    from rectgrad.bench.plan import applied
 
     plan = Plan(**json.loads(plan_json))
-    with in_force(plan):
+    with applied(plan):
         case = case_of(plan, model, side(plan, model), plan.batch, light=True)
         run = next(each.run for each in contenders(case, plan) if each.name == name)
         before = largest()
@@ -111,9 +111,9 @@ def child(plan_json: str, model: str, name: str) -> None:
 
 
 def largest() -> int:
-    """The largest resident set of this process so far; not known on Windows."""
+    """The peak resident set of this process so far; not available on Windows."""
     with contextlib.suppress(OSError, StopIteration):
-        return status("VmHWM")  # Linux' other number, ru_maxrss, starts at the parent process's
+        return status("VmHWM")  # on Linux, ru_maxrss starts at the value of the parent process
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

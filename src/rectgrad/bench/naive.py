@@ -1,7 +1,8 @@
-"""RectGrad as one would write it plainly: a custom autograd.Function in place of each activation.
+"""Straightforward RectGrad: a custom autograd.Function replaces each activation.
 
-tau comes from torch's own selections. torch.quantile takes at most 2**24 units a sample, and where tau's
-place lies halfway between two units it may take the other one, so that a layer passes one unit more or less.
+tau comes from torch's selection functions. torch.quantile takes at most 2**24 units per sample, and if the
+rank of tau is halfway between two units it may choose the other one, so that a layer passes one unit more or
+less.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from rectgrad.bench.case import Case
 
-ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.GELU)  # of the networks measured here
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.GELU)  # in the networks measured here
 Q = 98.0
 
 
 def rank(d: int) -> int:
-    """Of tau among d scores, counted from the largest, which is 0."""
+    """The rank of tau among d scores; the largest score has rank 0."""
     return round((d - 1) * (1 - Q / 100))
 
 
@@ -33,7 +34,7 @@ TAUS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Rectified(torch.autograd.Function):
-    """a = activation(z); on the way back R where a * R > tau, tau for each sample."""
+    """a = activation(z); the backward pass returns R where a * R > tau, with one tau per sample."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, activation: nn.Module, tau: Callable[[Tensor], Tensor]) -> Tensor:
@@ -60,12 +61,12 @@ class RectifiedActivation(nn.Module):
 
 
 def naive(case: Case, name: str) -> Callable[[], Tensor]:
-    """RectGrad without the padding trick, tau by one of TAUS."""
+    """RectGrad without the padding trick; `name` selects one of TAUS."""
     module = sharing_copy(case.module)
     for parent in list(module.modules()):
         for child_name, child in list(parent.named_children()):
             if isinstance(child, ACTIVATIONS):
-                child.inplace = False  # as a Function may not write on its input without saying so
+                child.inplace = False  # a Function must declare in-place changes of its input
                 setattr(parent, child_name, RectifiedActivation(child, TAUS[name]))
 
     def run() -> Tensor:
@@ -78,6 +79,6 @@ def naive(case: Case, name: str) -> Callable[[], Tensor]:
 
 
 def sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy with the same tensors, to be changed."""
+    """A copy of the modules that shares parameters and buffers."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})

@@ -1,4 +1,4 @@
-"""Networks to measure on: the usual ones with random weights, so that no file is needed."""
+"""Networks for benchmarks: common architectures with random weights, so that no file is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rectgrad.models.vit import ViTB16
 
 
 class Network(NamedTuple):
-    """make: from the side of its pictures. pixels: its own. least, step: the sides it takes."""
+    """A constructor from the image size, the default size, and the smallest size and step that it accepts."""
 
     make: Callable[[int], nn.Module]
     pixels: int
@@ -34,9 +34,9 @@ NETWORKS = {
 
 
 def check(name: str, pixels: int | None) -> None:
-    """A sentence about a network that is not there, or a side that it does not take."""
+    """Raises an error for an unknown network or an image size that it does not accept."""
     if name not in NETWORKS:
-        raise ValueError(f"unknown model {name!r}; bench knows {', '.join(NETWORKS)}")
+        raise ValueError(f"unknown model {name!r}; bench models are {', '.join(NETWORKS)}")
     network = NETWORKS[name]
     side = network.pixels if pixels is None else pixels
     if side < network.least or side % network.step:
@@ -45,7 +45,7 @@ def check(name: str, pixels: int | None) -> None:
 
 
 def build(name: str, pixels: int, calibrated: bool = True) -> nn.Module:
-    """The network in evaluation mode, the same every time; its parameters require no gradient."""
+    """The network in evaluation mode with weights from a fixed seed that require no gradient."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = NETWORKS[name].make(pixels).apply(_kaiming).eval().requires_grad_(False)
@@ -58,20 +58,20 @@ def _kaiming(layer: nn.Module) -> None:
     if isinstance(layer, (nn.Conv2d, nn.Linear)):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:
-            nn.init.normal_(layer.bias, std=0.1)  # without any, a ReLU network is linear along a ray
+            nn.init.normal_(layer.bias, std=0.1)  # without biases, a ReLU network is linear along a ray
 
 
 @torch.no_grad()
 def calibrate(module: nn.Module, inputs: Tensor) -> None:
-    """Make every batch norm's running statistics those of `inputs`, as training would have.
+    """Sets the running statistics of every batch norm to those of `inputs`, as training would.
 
-    Without, signals grow from block to block and a random network is no model of a trained one.
+    Otherwise activations grow from block to block, unlike those of a trained network.
     """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
-    usual = [norm.momentum for norm in norms]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train().momentum = 1.0
     if norms:
         module(inputs)
-    for norm, momentum in zip(norms, usual, strict=True):
+    for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum

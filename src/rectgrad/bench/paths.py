@@ -1,4 +1,4 @@
-"""Which way the layers took in a method's backward pass: a kernel for sparse gradients, or the dense one."""
+"""Which layers used the sparse kernel in the backward pass of a method."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from rectgrad.methods.catalog import METHODS
 
 
 def sparse_share(trace: Trace | None) -> float | None:
-    """Of the layers whose op says which path it took; None where none does.
-
-    This is the one place that knows how an op says so: `op.path`, "sparse" or "dense".
-    """
+    """The share of layers with `op.path == "sparse"` among those that report a path; None if none does."""
     rows = trace.rows if trace is not None else []
     paths = [path for row in rows if (path := getattr(row.op, "path", None)) is not None]
     return sum(path == "sparse" for path in paths) / len(paths) if paths else None
 
 
 def trace_of(case: Case, name: str) -> Trace | None:
-    """The trace of what `attribute` runs, for a method of one pass."""
+    """The trace of `attribute`, for a method with a single backward pass."""
     request = Request(case.module, (case.inputs,), (), {}, case.target)
     with left_as_found(request):
         METHODS[name].maps(request)

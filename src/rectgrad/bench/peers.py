@@ -1,6 +1,6 @@
-"""Captum's counterparts of our methods. Captum is imported here alone, and only where it is asked for.
+"""Captum's counterparts of our methods. Captum is imported here, when it is used.
 
-Each gets a copy of the network's modules, since some of them write on modules; the tensors are the same.
+Each counterpart gets its own copy of the modules, because some modify them; the tensors are shared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PEERS = {
 
 
 def peer(case: Case, method: str) -> Callable[[], Tensor]:
-    """Captum's counterpart of a method, with as many passes of as many pictures where it averages."""
+    """Captum's counterpart of a method, with the same number of passes for averages."""
     attr: Any = importlib.import_module("captum.attr")
     module, n = sharing_copy(case.module), len(case.inputs)
     options: dict[str, dict[str, Any]] = {
@@ -47,8 +47,8 @@ def peer(case: Case, method: str) -> Callable[[], Tensor]:
     return run
 
 
-def idle(name: str, run: Callable[[], Tensor], inputs: Tensor, gradient: Tensor) -> bool:
-    """Whether a peer that changes the backward pass at activations changed it nowhere, without a word."""
+def has_no_effect(name: str, run: Callable[[], Tensor], inputs: Tensor, gradient: Tensor) -> bool:
+    """Whether a method that should change the backward pass at activations silently changed nothing."""
     if name not in ("GuidedBackprop", "Deconvolution", "DeepLift"):
         return False
     untouched = gradient * inputs if name == "DeepLift" else gradient

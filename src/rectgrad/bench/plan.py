@@ -1,4 +1,4 @@
-"""What to measure, and how."""
+"""The plan of a benchmark: what to measure, and how."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16
 
 @dataclass(frozen=True)
 class Plan:
-    """models: names in networks.NETWORKS. pixels: side of the pictures; None: each network's own.
-    methods: names in METHODS; none: all but the averages, which cost 50 passes each and come with `averages`.
-    captum, naive: whether Captum's counterparts (None: where it is installed) and the plain ways to RectGrad
-    run too. tf32: None leaves torch's setting, as does threads. selection, scaling: further measurements.
+    """models: names in networks.NETWORKS. pixels: height and width of the images; None: the network's
+    default. methods: names in METHODS; empty: all, but those with many passes only with `averages`. captum,
+    naive: include Captum's counterparts (None: if installed) and straightforward implementations. tf32,
+    threads: None keeps torch's setting. selection, scaling: further measurements.
     """
 
     models: tuple[str, ...] = ("efficientnet_lite0",)
@@ -51,13 +51,13 @@ class Plan:
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; dtypes are {', '.join(DTYPES)}")
         if self.captum and not captum_installed():
-            raise ValueError("captum is not installed: pip install captum, or go without")
+            raise ValueError("captum is not installed: pip install captum, or use --no-captum")
 
     @property
     def chosen(self) -> list[str]:
         """The methods to run."""
-        slow = () if self.averages else ("smoothgrad", "integrated_gradients")
-        return list(self.methods) or [name for name in METHODS if name not in slow]
+        fast = [name for name, each in METHODS.items() if each.one_backward or not each.runs_model]
+        return list(self.methods) or (list(METHODS) if self.averages else fast)
 
     @property
     def with_captum(self) -> bool:
@@ -69,8 +69,8 @@ def captum_installed() -> bool:
 
 
 @contextlib.contextmanager
-def in_force(plan: Plan) -> Iterator[None]:
-    """torch's threads and precision as the plan says; as before at the end."""
+def applied(plan: Plan) -> Iterator[None]:
+    """Sets torch's threads and precision as the plan says, and restores them."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32
     try:

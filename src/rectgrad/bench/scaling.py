@@ -1,4 +1,4 @@
-"""Cost against the size of the problem: pictures in the batch, and pixels in the picture."""
+"""How cost grows with the batch size and the image size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rectgrad.bench.plan import Plan
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SIDES = (128, 192, 256, 320, 384, 448, 512)
 
-Sizes = list[tuple[int, int]]  # (pictures, pixels of a side)
+Sizes = list[tuple[int, int]]  # (batch size, height and width)
 
 
 def slope(sizes: Sequence[float], times: Sequence[float]) -> float | None:
-    """p of the fit time ~ size**p, by least squares of the logarithms: 1 is linear cost."""
+    """p of the least-squares fit time ~ size**p in log-log space; 1 is linear cost."""
     if len(sizes) < 2:
         return None
     return statistics.linear_regression([*map(math.log, sizes)], [*map(math.log, times)]).slope
@@ -29,15 +29,15 @@ def slope(sizes: Sequence[float], times: Sequence[float]) -> float | None:
 def scaling(
     plan: Plan,
     model: str,
-    watch: measure.Watch = measure.unwatched,
+    progress: measure.Progress = measure.no_progress,
     batches: Sequence[int] = BATCHES,
     sides: Sequence[int] = SIDES,
 ) -> dict[str, Any]:
-    """Times of the plain gradient and of the methods asked for, RectGrad if none is."""
+    """Times of the plain gradient and of the chosen methods (default: RectGrad)."""
     plan = replace(plan, methods=plan.methods or ("rectgrad",), captum=False, naive=False)
     own = side(plan, model)
     steps = measure.steps(1 + len(plan.methods), plan.rounds) * (len(batches) + len(sides))
-    with watch(steps, f"{model}, scaling") as advance:
+    with progress(steps, f"{model}, scaling") as advance:
         return {
             "model": model,
             "batch": curve(plan, model, [(n, own) for n in batches], advance),
@@ -53,7 +53,7 @@ def curve(plan: Plan, model: str, sizes: Sizes, advance: measure.Advance) -> dic
 
 
 def power(name: str, rows: list[dict[str, Any]]) -> float | None:
-    """A contender's slope over the sizes at which it ran."""
+    """The slope of a contender over the sizes that it completed."""
     ran = [row for row in rows if name in row["ms"]]
     return slope([row["batch"] * row["pixels"] ** 2 for row in ran], [row["ms"][name] for row in ran])
 

@@ -1,4 +1,5 @@
-"""Selection alone: tau of 8 samples with 802,816 units each, half of them zero, by ours and torch's ways."""
+"""Selection of tau on its own: 8 samples with 802,816 units each, half of them zero, by our kernel and
+torch."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ OURS = "threshold.percentile"
 
 
 def scores(shape: tuple[int, int], device: str) -> Tensor:
-    """a * R of a layer: half of its units are off."""
+    """a * R of a layer with half of its units inactive."""
     generator = torch.Generator().manual_seed(0)
     a, R = (torch.randn(shape, generator=generator) for _ in range(2))
     return (a.relu_() * R).to(device)
 
 
 def selection(
-    plan: Plan, watch: measure.Watch = measure.unwatched, shape: tuple[int, int] = SHAPE
+    plan: Plan, progress: measure.Progress = measure.no_progress, shape: tuple[int, int] = SHAPE
 ) -> dict[str, Any]:
-    """Times, and ratios against ours."""
+    """Times, and ratios to our kernel."""
     s = scores(shape, plan.device)
     runs: dict[str, measure.Run] = {OURS: partial(percentile, s, Q)}
     runs |= {f"torch.{name}": partial(tau, s) for name, tau in TAUS.items()}
-    with watch(measure.steps(len(runs), plan.rounds), "selection") as advance:
+    with progress(measure.steps(len(runs), plan.rounds), "selection") as advance:
         times = measure.race(runs, plan.rounds, plan.device, advance)
     return {"shape": list(shape), "q": Q, "rows": measure.rows(times), "failed": measure.failures(times)}

@@ -1,4 +1,4 @@
-"""A whole benchmark: every section of a plan in turn, each written as soon as it is finished."""
+"""Runs all sections of a plan and saves each as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from rectgrad.bench.comparison import comparison
 from rectgrad.bench.environment import environment
-from rectgrad.bench.measure import Watch, unwatched
-from rectgrad.bench.plan import Plan, in_force
+from rectgrad.bench.measure import Progress, no_progress
+from rectgrad.bench.plan import Plan, applied
 from rectgrad.bench.scaling import scaling
 from rectgrad.bench.selection import selection
 
@@ -20,18 +20,18 @@ Section = dict[str, Any]
 def run(
     plan: Plan,
     file: Path | None = None,
-    watch: Watch = unwatched,
+    progress: Progress = no_progress,
     show: Callable[[str, Section], None] = lambda kind, section: None,
 ) -> dict[str, Any]:
-    """Measure what `plan` says. `file` holds what is finished at any time; `show` is given each part.
+    """Runs a plan. `file` always holds the finished sections; `show` is called with each of them.
 
     result = rectgrad.bench.run(rectgrad.bench.Plan(models=("resnet50",), device="cuda", batch=8))
     """
-    with in_force(plan):
+    with applied(plan):
         result: dict[str, Any] = {"environment": environment(plan.device), "plan": asdict(plan)}
         result |= {"models": [], "selection": [], "scaling": []}
         show("environment", result["environment"])
-        for kind, section in sections(plan, watch):
+        for kind, section in sections(plan, progress):
             result[kind].append(section)
             if file is not None:
                 _save(result, file)
@@ -39,14 +39,14 @@ def run(
     return result
 
 
-def sections(plan: Plan, watch: Watch) -> Iterator[tuple[str, Section]]:
-    """(kind, numbers), as they come."""
+def sections(plan: Plan, progress: Progress) -> Iterator[tuple[str, Section]]:
+    """Yields (kind, section) as they are finished."""
     for name in plan.models:
-        yield "models", comparison(plan, name, watch)
+        yield "models", comparison(plan, name, progress)
     if plan.selection:
-        yield "selection", selection(plan, watch)
+        yield "selection", selection(plan, progress)
     for name in plan.models if plan.scaling else ():
-        yield "scaling", scaling(plan, name, watch)
+        yield "scaling", scaling(plan, name, progress)
 
 
 def _save(result: dict[str, Any], file: Path) -> None:

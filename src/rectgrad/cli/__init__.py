@@ -1,7 +1,7 @@
-"""The command line: thin. Commands are imported when they are run, so that help answers at once.
+"""The command line. A command is imported when it runs, so that `--help` is fast.
 
-Bad input is one line on stderr and exit status 2; among several files the good ones are done, the bad ones
-listed, exit status 1.
+Invalid input prints one line on stderr and exits with status 2. Of several files, valid ones are processed,
+invalid ones are listed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typer.core import TyperGroup
 
 from rectgrad import __version__
 
-# name: (module, what the list of commands says)
+# name: (module, help text in the list of commands)
 COMMANDS = {
-    "explain": ("explain", "Explain photos: a picture and a JSON line each."),
-    "compare": ("compare", "All methods side by side, the paper's Figure 1."),
-    "sweep": ("sweep", "RectGrad at many thresholds, the paper's Figure 4."),
-    "layers": ("layers", "Attribution layer by layer, the paper's Figure 7."),
-    "app": ("explorer", "The explorer: see it in a browser."),
-    "bench": ("bench", "What each method costs against the plain gradient."),
-    "data": ("data", "Get CIFAR-10 and its masks ready."),
+    "explain": ("explain", "Explain photos: one picture and one JSON record each."),
+    "compare": ("compare", "Compare methods side by side, as in the paper's Figure 1."),
+    "sweep": ("sweep", "Show RectGrad at many thresholds, as in the paper's Figure 4."),
+    "layers": ("layers", "Show attribution layer by layer, as in the paper's Figure 7."),
+    "app": ("explorer", "Start the explorer, a web page."),
+    "bench": ("bench", "Measure the time and memory of each method."),
+    "data": ("data", "Download CIFAR-10 and its object masks."),
     "train": ("train", "Train the paper's CNN."),
     "reproduce": ("reproduce", "Run an experiment of the paper."),
     "methods": ("lists", "List the methods and their options."),
-    "models": ("lists", "List the models and how to get them."),
+    "models": ("lists", "List the models and how to obtain them."),
 }
 
 
 class LazyGroup(TyperGroup):
-    """Knows its commands by name; imports the one that is run."""
+    """Lists its commands by name and imports only the one that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """For the list of commands: name and sentence alone."""
+        """A stub with name and help text, for the list of commands."""
         if cmd_name not in COMMANDS:
             return None
         stub = typer.Typer(add_completion=False)
@@ -63,17 +63,19 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(__version__)
         raise typer.Exit
 
 
 @app.callback()
 def rectgrad(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """What a neural network looked at, without the noise.
+    """Show what a neural network looked at, without the noise.
 
     Example: rectgrad explain cat.jpg --method rectgrad --q 98
     """
@@ -83,43 +85,43 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
-        _stopped()
+        _interrupted()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if type(error).__name__ == "Abort":
-            _stopped()
+            _interrupted()
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(0)
-        _fail(_sentence(error))
+        _fail(_message(error))
     if status == 130:
-        _stopped()
+        _interrupted()
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _stopped() -> None:
-    """Ctrl-C, which the argument parser may hand on as an error or as a status."""
-    _fail("stopped; run the same command again to go on", 130)
+def _interrupted() -> None:
+    """Ctrl-C, which the argument parser may report as an error or as a status."""
+    _fail("interrupted; run the same command again to resume", 130)
 
 
-def _fail(sentence: str, status: int = 2) -> None:
-    print(f"rectgrad: {sentence}", file=sys.stderr)
+def _fail(message: str, status: int = 2) -> None:
+    print(f"rectgrad: {message}", file=sys.stderr)
     sys.exit(status)
 
 
-def _sentence(error: Exception) -> str:
-    """What is wrong, in one line. Anything unforeseen is a fault of ours and keeps its traceback."""
-    if hasattr(error, "format_message"):  # the argument parser's own
-        known = f" Commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
-        return " ".join(error.format_message().split()) + known
+def _message(error: Exception) -> str:
+    """The error in one line. An unexpected error is a bug of ours and keeps its traceback."""
+    if hasattr(error, "format_message"):  # raised by the argument parser
+        valid = f" Commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
+        return " ".join(error.format_message().split()) + valid
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{where}"
-    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _OURS:
+    if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _EXPECTED:
         return " ".join(str(error).split())
     raise error
 
 
-_OURS = ("UnsupportedModelError", "ModelUnavailableError", "DataUnavailableError", "UnreadableImageError")
+_EXPECTED = ("UnsupportedModelError", "ModelUnavailableError", "DataUnavailableError", "UnreadableImageError")

@@ -25,36 +25,52 @@ def bench(
     model: Models = None,
     method: Methods = None,
     device: shared.Device = "auto",
-    batch: Annotated[int, typer.Option(help="Pictures at a time.")] = 1,
-    pixels: Annotated[int | None, typer.Option(help="Side of the pictures; none: the network's own.")] = None,
-    rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 5,
+    batch: Annotated[int, typer.Option(help="Images per batch.")] = 1,
+    pixels: Annotated[
+        int | None, typer.Option(help="Height and width of the images; default: that of the network.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Number of timed rounds.")] = 5,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")] = "float32",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format.")] = False,
-    tf32: Annotated[bool | None, typer.Option("--tf32/--no-tf32", help="On CUDA; none: torch's.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the CPU; none: torch's.")] = None,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Use the channels-last memory format.")
+    ] = False,
+    tf32: Annotated[
+        bool | None, typer.Option("--tf32/--no-tf32", help="TF32 on CUDA; default: torch's setting.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: torch's setting.")] = None,
     averages: Annotated[
-        bool, typer.Option("--averages", help="SmoothGrad and Integrated Gradients too: 50 passes each.")
+        bool, typer.Option("--averages", help="Include SmoothGrad and Integrated Gradients, 50 passes each.")
     ] = False,
     naive: Annotated[
-        bool, typer.Option("--naive/--no-naive", help="RectGrad written plainly, tau by torch's selections.")
+        bool,
+        typer.Option(
+            "--naive/--no-naive", help="Include straightforward RectGrad implementations in plain torch."
+        ),
     ] = True,
     captum: Annotated[
-        bool | None, typer.Option("--captum/--no-captum", help="Captum's counterparts; none: if installed.")
+        bool | None,
+        typer.Option("--captum/--no-captum", help="Include Captum's methods; default: if it is installed."),
     ] = None,
-    selection: Annotated[bool, typer.Option("--selection", help="Also the selection of tau alone.")] = False,
-    scaling: Annotated[bool, typer.Option("--scaling", help="Also cost by batch and by pixels.")] = False,
-    as_json: Annotated[str | None, typer.Option("--json", help="Results to this file; - for stdout.")] = None,
+    selection: Annotated[
+        bool, typer.Option("--selection", help="Also time the selection of tau on its own.")
+    ] = False,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Also measure how cost grows with batch and image size.")
+    ] = False,
+    as_json: Annotated[
+        str | None, typer.Option("--json", help="Write the results to this file; - for stdout.")
+    ] = None,
 ) -> None:
-    """What each method costs: time and memory against the plain gradient of the same network.
+    """Measure the time and memory of each method relative to the plain gradient.
 
-    Networks have random weights, so nothing is downloaded. Contenders take turns, round after round, and a
-    ratio is taken within its round. The file of --json is written anew after each network.
+    Networks have random weights, so nothing is downloaded. Rounds are interleaved, and each ratio is computed
+    within its round. The --json file is updated after each network.
 
     Example: rectgrad bench --model resnet50 --batch 4 --method rectgrad --json speed.json
     """
     plan = Plan(
         models=tuple(model or ("efficientnet_lite0",)),
-        device=shared.device_of(device),
+        device=shared.resolve_device(device),
         batch=batch,
         pixels=pixels,
         methods=tuple(method or ()),
@@ -71,10 +87,10 @@ def bench(
     )
     file, shown = _file(as_json), as_json != "-"
     try:
-        result = run(plan, file, progress, bench_tables.printer(plan) if shown else _nothing)
+        result = run(plan, file, progress, bench_tables.printer(plan) if shown else _ignore)
     except KeyboardInterrupt:
-        kept = f"; what was finished is in {file}" if file and file.exists() else ""
-        print(f"rectgrad: stopped{kept}", file=sys.stderr)
+        saved = f"; finished results are in {file}" if file and file.exists() else ""
+        print(f"rectgrad: interrupted{saved}", file=sys.stderr)
         raise SystemExit(130) from None
     if not shown:
         print(json.dumps(result, ensure_ascii=False))
@@ -83,7 +99,7 @@ def bench(
 
 
 def _file(as_json: str | None) -> Path | None:
-    """Where the results go, known to be writable in principle before an hour of work."""
+    """The output file, checked before an hour of work."""
     if as_json in (None, "-"):
         return None
     file = Path(as_json)
@@ -93,5 +109,5 @@ def _file(as_json: str | None) -> Path | None:
     return file
 
 
-def _nothing(kind: str, section: dict[str, Any]) -> None:
-    """JSON alone."""
+def _ignore(kind: str, section: dict[str, Any]) -> None:
+    """Prints nothing: stdout is for the JSON."""

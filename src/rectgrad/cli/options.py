@@ -1,4 +1,7 @@
-"""Options that several commands share. Those of the methods come from the methods' own fields."""
+"""Options and steps that several commands share.
+
+The options of a method are the fields of its dataclass: names, types and help texts come from there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,48 +28,56 @@ from rectgrad.photos import files
 from rectgrad.photos.files import Source
 
 Images = Annotated[
-    list[str] | None, typer.Argument(help="Photos, folders or patterns; none: the sample photo.")
+    list[str] | None, typer.Argument(help="Photos, folders or patterns; default: a sample photo.")
 ]
-ModelName = Annotated[str, typer.Option("--model", help="See `rectgrad models`; or path/to/file.py:factory.")]
-Weights = Annotated[Path | None, typer.Option(help="Weights of the model, safetensors or a state dict.")]
-Labels = Annotated[Path | None, typer.Option(help="Class names, one a line.")]
-Target = Annotated[str | None, typer.Option(help="Class to explain, index or name; none: the top one.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+ModelName = Annotated[
+    str, typer.Option("--model", help="A name from `rectgrad models`, or path/to/file.py:factory.")
+]
+Weights = Annotated[Path | None, typer.Option(help="Weights of the model: safetensors or a state dict.")]
+Labels = Annotated[Path | None, typer.Option(help="Class names, one per line.")]
+Target = Annotated[str | None, typer.Option(help="Class to explain, index or name; default: the top class.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
-Dark = Annotated[bool, typer.Option("--dark", help="Pictures for a dark page.")]
+Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
 
-_KINDS = {
-    "float": float,
-    "int": int,
-    "bool": bool,
-    "str": str,
-    "float | None": float,
-    "Method": str,
-    "Any": float,
-}
+_TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
 
 
 class Option(NamedTuple):
-    """An option of one or more methods."""
+    """An option of one or more methods. help: each text, with the methods it applies to."""
 
-    kind: type
-    help: str
-    methods: list[str]
+    type: type
+    help: dict[str, list[str]]
 
 
 def method_options() -> dict[str, Option]:
     """Every option of every method, from the fields of the methods."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for name, method in METHODS.items():
         for field in fields(method):
-            kind = _KINDS.get(str(field.type), str)
-            option = found.setdefault(field.name, Option(kind, field.metadata.get("help", ""), []))
-            option.methods.append(name)
-    return found
+            kind = type_of(field)
+            known = options.get(field.name, Option(kind, {}))
+            text = field.metadata.get("help", "")
+            help_texts = {**known.help, text: [*known.help.get(text, []), name]}
+            options[field.name] = Option(_common_type(known.type, kind), help_texts)
+    return options
+
+
+def type_of(field: Field[Any]) -> type:
+    """The type of a field on the command line. Everything that is not a number or a flag is a string."""
+    declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    return _TYPES.get(declared.removesuffix(" | None"), str)
+
+
+def _common_type(a: type, b: type) -> type:
+    """The type of an option that two methods declare differently."""
+    if a is b:
+        return a
+    return float if {a, b} == {int, float} else str
 
 
 def with_method_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with one option for each field of a method, gathered into its `options` argument."""
+    """Adds one option for each field of a method, and collects them into the argument `options`."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for name, p in signature.parameters.items() if name != "options"]
     extra = [_parameter(name, option) for name, option in method_options().items()]
@@ -83,98 +94,115 @@ def with_method_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
-    flags = f"{flag}/--no-{flag[2:]}" if option.kind is bool else flag
-    help_text = f"{option.help} ({', '.join(option.methods)})".strip()
+    flags = f"{flag}/--no-{flag[2:]}" if option.type is bool else flag
+    help_text = " ".join(f"{text} ({', '.join(names)})".strip() for text, names in option.help.items())
     described = typer.Option(flags, help=help_text, show_default=False)
-    annotation: Any = Annotated[option.kind | None, described]
+    annotation: Any = Annotated[option.type | None, described]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 class Network(NamedTuple):
-    """A model on its device, and the class asked about."""
+    """A model on its device, and the class to explain (None: the top class)."""
 
     model: ImageModel
     device: str
     target: int | None
 
     def record(self, crop: Image.Image) -> Record:
-        """One forward pass of what the network sees of a photo."""
-        kept = record(self.model.module, self.inputs(crop))
-        check_labels(self.model, getattr(kept.outputs, "logits", kept.outputs).shape[1])
-        return kept
+        """Records the forward pass of a photo that was cropped for the network."""
+        recorded = record(self.model.module, self.inputs(crop))
+        check_labels(self.model, getattr(recorded.outputs, "logits", recorded.outputs).shape[1])
+        return recorded
 
     def inputs(self, crop: Image.Image) -> Tensor:
         return self.model.prepare(crop).unsqueeze(0).to(self.device)
 
 
 def network(name: str, weights: Path | None, labels: Path | None, device: str, target: str | None) -> Network:
-    place = device_of(device)
+    resolved = resolve_device(device)
     model = load(name, weights=weights, labels=labels)
-    model.module.to(place)
-    return Network(model, place, None if target is None else model.find_class(target))
+    model.module.to(resolved)
+    return Network(model, resolved, None if target is None else model.find_class(target))
 
 
 def picture_methods(names: str, q: float) -> dict[str, Method]:
-    """Methods by name, as the paper draws them: RectGrad keeps its negative values."""
-    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
-    return {name: _drawn(name, q) for name in wanted}
+    """Methods by name, configured as in the paper's figures: RectGrad keeps its negative values."""
+    chosen = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
+    return {name: _picture_method(name, q) for name in chosen}
 
 
-def _drawn(name: str, q: float) -> Method:
+def _picture_method(name: str, q: float) -> Method:
     method = as_method(name, {})
     return as_method(name, {"q": q, "positive_only": False}) if isinstance(method, RectGrad) else method
 
 
-def photos_meant(images: list[str] | None, out: Path | None = None) -> list[Source]:
-    found = files.sources(images if images is not None else [str(files.sample_photo())], but=out)
-    if not found:
-        raise ValueError(f"all photos named lie in {str(out)!r}, where the results go")
-    return found
+def find_photos(images: list[str] | None, out: Path | None = None) -> list[Source]:
+    """The photos to process; photos in the output folder are results and do not count."""
+    sources = files.sources(images if images is not None else [str(files.sample_photo())], exclude=out)
+    if not sources:
+        raise ValueError(f"all photos are in {str(out)!r}, the folder for the results")
+    return sources
 
 
-def configured(name: str, options: dict[str, Any]) -> Method:
-    """A method by name; of an average, options that are not its own go to the method it averages."""
+def build_method(name: str, options: dict[str, Any]) -> Method:
+    """A method by name. Options that an average does not have are passed to the method that it averages."""
     own = [field.name for field in fields(as_method(name, {}))]
     inner = {key: value for key, value in options.items() if key not in own}
     if "over" not in own or not inner:
-        return as_method(name, options)
-    average = as_method(name, {key: value for key, value in options.items() if key in own})
+        return as_method(name, _converted(name, options))
+    average = as_method(name, _converted(name, {k: v for k, v in options.items() if k in own}))
     over = options.get("over", name_of(average.over))  # type: ignore[attr-defined]
-    return replace(average, over=as_method(over, inner))  # type: ignore[call-arg]
+    return replace(average, over=as_method(over, _converted(over, inner)))  # type: ignore[call-arg]
 
 
-def marks(*names: str | Path | None) -> tuple:
-    """Marks of the files among the names: a model's code, its weights, its labels."""
+def _converted(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the types of this method, where other methods declare them differently."""
+    types = {field.name: type_of(field) for field in fields(as_method(name, {}))}
+    return {key: _convert(key, value, types.get(key, str)) for key, value in options.items()}
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    if kind in (str, bool) or isinstance(value, kind):
+        return value
+    try:
+        converted = kind(value)
+    except ValueError:
+        raise ValueError(f"--{name.replace('_', '-')} must be a number, not {value!r}") from None
+    return value if isinstance(value, float) and converted != value else converted  # 2.5 is not an int
+
+
+def fingerprints(*names: str | Path | None) -> tuple:
+    """Fingerprints of those names that are files: the code, the weights and the labels of a model."""
     paths = [Path(str(name).rpartition(":")[0] or str(name)) for name in names if name is not None]
-    return tuple([str(path), *files.mark(path)] for path in paths if path.is_file())
+    return tuple([str(path), *files.fingerprint(path)] for path in paths if path.is_file())
 
 
-def readable(found: list[Source], broken: list[str]) -> Iterator[tuple[Source, Image.Image]]:
-    """The photos that can be read; a sentence about each of the others goes to `broken`."""
-    for source in found:
+def read_photos(sources: list[Source], broken: list[str]) -> Iterator[tuple[Source, Image.Image]]:
+    """Yields the photos that can be read; appends an error message to `broken` for each of the others."""
+    for source in sources:
         try:
             yield source, photos.read(source.path)
         except photos.UnreadableImageError as error:
             broken.append(str(error))
 
 
-def results_folder(out: Path) -> None:
-    """Fit to write results to; made with the first of them."""
-    first = next(place for place in (out, *out.absolute().parents) if os.path.lexists(place))
-    if not first.is_dir():
-        raise ValueError(f"--out {str(out)!r}: {str(first)!r} is a file, not a folder")
-    files.sweep_parts(out)
+def prepare_output(out: Path) -> None:
+    """Checks that results can be written to `out`. The folder is created with the first result."""
+    existing = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ValueError(f"--out {str(out)!r}: {str(existing)!r} is a file, not a folder")
+    files.remove_partial_files(out)
 
 
-def status(broken: list[str]) -> int:
-    """Names what could not be read, and the exit status for it."""
-    for sentence in broken:
-        print(f"rectgrad: {sentence}", file=sys.stderr)
+def exit_status(broken: list[str]) -> int:
+    """Prints the errors of unreadable files and returns the exit status."""
+    for message in broken:
+        print(f"rectgrad: {message}", file=sys.stderr)
     return 1 if broken else 0
 
 
-def device_of(device: str) -> str:
-    """A device that is there; `auto`: the fastest."""
+def resolve_device(device: str) -> str:
+    """A device that is available; `auto` is the fastest."""
     if device == "auto":
         if torch.cuda.is_available():
             return "cuda"
@@ -183,5 +211,5 @@ def device_of(device: str) -> str:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:200]
-        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None
+        raise ValueError(f"device {device!r} is not available: {reason}") from None
     return device

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere; both on stderr."""
+"""Progress of long-running work on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
 
 
 def _lines(total: int, what: str, every: float = 10.0) -> Callable[[], None]:
-    started = said = time.monotonic()
+    started = printed = time.monotonic()
     done = 0
 
     def advance() -> None:
-        nonlocal said, done
+        nonlocal printed, done
         done += 1
         now = time.monotonic()
-        if now - said >= every or done == total:
-            said, rate = now, done / max(now - started, 1e-9)
+        if now - printed >= every or done == total:
+            printed, rate = now, done / max(now - started, 1e-9)
             left = f", {(total - done) / rate:.0f} s left" if done < total else ""
             print(f"{what}: {done}/{total}, {_rate(rate)}{left}", file=sys.stderr, flush=True)
 

@@ -21,24 +21,27 @@ reproduce_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="ID", help=f"{', '.join(EXPERIMENTS)}, all, or report.")],
     dataset: Annotated[str, typer.Option(help="cifar10 or shapes.")] = "shapes",
-    preset: Annotated[str, typer.Option(help="quick, or paper: its numbers of images and trials.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="quick, or paper: as many images and trials as in the paper.")
+    ] = "quick",
     images: Annotated[
-        Path | None, typer.Option(help="Folder of photos, where photos are shown; none: scikit-image's.")
+        Path | None, typer.Option(help="Folder of photos for the figures; default: those of scikit-image.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="That looks at photos: efficientnet_lite0, or the paper's inception_v4."),
+        typer.Option(help="Model for the photos: efficientnet_lite0 (default), or the paper's inception_v4."),
     ] = None,
     device: shared.Device = "auto",
     engine: Annotated[
-        str, typer.Option(help="local, or ray: cells of roar-kar as tasks of a cluster.")
+        str, typer.Option(help="local, or ray: runs roar-kar on all cores or on a cluster.")
     ] = "local",
-    seed: Annotated[int, typer.Option(help="Of the network's first weights.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of records and figures.")] = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for records and figures.")] = Path("results"),
 ) -> None:
-    """An experiment of the paper: a record (JSON) and figures. Stopped and started again, it goes on.
+    """Run an experiment of the paper and write its record (JSON) and figures.
 
-    `report` turns all records of the folder into one page, OUT/report.html.
+    An interrupted experiment resumes when it is run again. `report` collects all records of the folder in one
+    page, OUT/report.html.
 
     Example: rectgrad reproduce noise-level --dataset shapes --preset quick
     """
@@ -49,9 +52,9 @@ def reproduce(
         raise ValueError(f"{name} shows no photos: --images and --model are for {', '.join(_with_photos())}")
     check_engine("roar-kar" if name == "all" else name, engine)
     for each in EXPERIMENTS if name == "all" else (name,):
-        place = shared.device_of(device)
+        resolved = shared.resolve_device(device)
         used = engine if name != "all" or getattr(experiment(each), "RAY", False) else "local"
-        path = run(each, dataset, preset, out, place, seed, progress, model, images, engine=used)
+        path = run(each, dataset, preset, out, resolved, seed, progress, model, images, engine=used)
         print(path, flush=True)
 
 

@@ -21,7 +21,7 @@ sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @sweep_app.command("sweep")
 def sweep(
     images: shared.Images = None,
-    q: Annotated[str, typer.Option(help="Percentiles, comma-separated.")] = "0,10,20,40,60,80,90,95,98,99",
+    q: Annotated[str, typer.Option(help="Comma-separated percentiles.")] = "0,10,20,40,60,80,90,95,98,99",
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,
@@ -30,7 +30,7 @@ def sweep(
     out: shared.Out = Path("swept"),
     dark: shared.Dark = False,
 ) -> int:
-    """RectGrad at many thresholds: a row for each photo, tau = 0 first, then each q.
+    """Show RectGrad at many thresholds: one row per photo, tau = 0 first, then each q.
 
     Example: rectgrad sweep cat.jpg --q 0,20,80,95,99
     """
@@ -38,33 +38,36 @@ def sweep(
     methods |= {
         f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
     }
-    shared.results_folder(out)
-    found = shared.photos_meant(images, out)
+    shared.prepare_output(out)
+    sources = shared.find_photos(images, out)
     network = shared.network(model, weights, labels, device, target)
     rows, names, broken = [], [], list[str]()
-    with progress(len(found), "sweeping") as advance:
-        for source, photo in shared.readable(found, broken):
+    with progress(len(sources), "sweeping") as advance:
+        for source, photo in shared.read_photos(sources, broken):
             rows.append(_row(network, methods, photo, dark))
             names.append(source.name)
             advance()
     if rows:
-        shown = rows if len(rows) > 1 else list(batches(rows[0], 6))  # a single photo fills several rows
+        shown = (
+            rows if len(rows) > 1 else list(batches(rows[0], 6))
+        )  # a single photo is wrapped over several rows
         page = image.sheet(shown, labels=names if len(rows) > 1 else (), dark=dark)
         files.save_picture(page, out / "sweep.png")
         print(out / "sweep.png")
-    return shared.status(broken)
+    return shared.exit_status(broken)
 
 
 def _row(
     network: shared.Network, methods: dict[str, RectGrad], photo: Image.Image, dark: bool
 ) -> list[image.Panel]:
     crop = network.model.crop(photo)
-    kept = network.record(crop)
-    chances = getattr(kept.outputs, "logits", kept.outputs).float().softmax(1)[0]
-    index = int(chances.argmax()) if network.target is None else network.target
-    panels = [image.Panel(crop, f"{network.model.label(index)}  {float(chances[index]):.0%}", smooth=True)]
+    recorded = network.record(crop)
+    probabilities = getattr(recorded.outputs, "logits", recorded.outputs).float().softmax(1)[0]
+    index = int(probabilities.argmax()) if network.target is None else network.target
+    title = f"{network.model.label(index)}  {float(probabilities[index]):.0%}"
+    panels = [image.Panel(crop, title, smooth=True)]
     for name, method in methods.items():
-        plane = image.plane(kept.attribute(method, index)[0])
+        plane = image.plane(recorded.attribute(method, index)[0])
         panels.append(image.Panel(image.colour(plane, "signed_dark" if dark else "signed"), name))
     return panels
 
@@ -73,4 +76,4 @@ def _level(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--q must be numbers from 0 to 100, comma-separated; {text!r} is none") from None
+        raise ValueError(f"--q takes comma-separated numbers from 0 to 100, not {text!r}") from None

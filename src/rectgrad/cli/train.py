@@ -20,24 +20,24 @@ train_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @train_app.command("train")
 def train(
     dataset: Annotated[str, typer.Option(help=", ".join(DATASETS))] = "cifar10",
-    epochs: Annotated[int, typer.Option(help="Times over the data.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the first weights.")] = 0,
-    patch: Annotated[bool, typer.Option("--patch", help="A patch of noise over every picture.")] = False,
-    half: Annotated[bool, typer.Option("--half", help="Weights of 16 bits: half the file.")] = False,
+    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
+    patch: Annotated[bool, typer.Option("--patch", help="Add a patch of noise to every image.")] = False,
+    half: Annotated[bool, typer.Option("--half", help="Save 16-bit weights: half the file size.")] = False,
     device: shared.Device = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Weights, as safetensors; none: DATASET_cnn.safetensors.")
+        Path | None, typer.Option(help="Safetensors file; default: DATASET_cnn.safetensors.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Train the paper's CNN. Stopped and started again, it goes on after the last finished epoch.
+    """Train the paper's CNN. An interrupted training resumes after its last complete epoch.
 
-    Beside the weights lies the record of how they were made, with .json in place of .safetensors.
+    The training record is written next to the weights, with the suffix .json.
 
     Example: rectgrad train --dataset shapes --epochs 5 --out shapes.safetensors
     """
-    plan = training.Plan(epochs=epochs, seed=seed, device=shared.device_of(device))
+    plan = training.Plan(epochs=epochs, seed=seed, device=shared.resolve_device(device))
     out = out or Path(f"{dataset}_cnn{'_patch' * patch}.safetensors")
     record = run(dataset, plan, out, patch, half, progress)
-    correct = f"{record['test_accuracy']:.1%} of the test pictures right"
-    print(json.dumps(record) if as_json else f"{out}: {correct}")
+    accuracy = f"test accuracy {record['test_accuracy']:.1%}"
+    print(json.dumps(record) if as_json else f"{out}: {accuracy}")

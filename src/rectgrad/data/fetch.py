@@ -1,4 +1,4 @@
-"""Downloads: with progress, going on where they stopped, and checked."""
+"""Downloads with progress and checksums. An interrupted download resumes."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from typing import Any
 from rectgrad.data.dataset import DataUnavailableError
 
 CHUNK = 1 << 20
-# (number of steps, what) -> a context that gives a function to call after each step
-Watch = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
+# (number of steps, description) -> a context that yields a function to call after each step
+Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
 
 
-def unwatched(total: int, what: str) -> AbstractContextManager[Callable[[], None]]:
+def no_progress(total: int, what: str) -> AbstractContextManager[Callable[[], None]]:
     return nullcontext(lambda: None)
 
 
-def download(address: str, path: Path, digest: str | None = None, watch: Watch = unwatched) -> Path:
-    """The file at an address, at `path`. `digest`: "md5:..." or "sha256:...". What a stopped download left
-    (`path`.part) is not fetched again."""
+def download(address: str, path: Path, digest: str | None = None, progress: Progress = no_progress) -> Path:
+    """Downloads a file to `path` and verifies its digest, "md5:..." or "sha256:...". An interrupted download
+    resumes from `path`.part."""
     if path.exists():
         return path
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _append(address, part, path.name, watch)
+        _append(address, part, path.name, progress)
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise DataUnavailableError(
-            f"{address} could not be downloaded ({' '.join(str(reason).split())}); fetch it where there is a "
-            "network and give the file with --from"
+            f"{address} could not be downloaded ({' '.join(str(reason).split())}); download it on a machine "
+            "with network access and give the file with --from"
         ) from error
     check(part, digest, address)
     os.replace(part, path)
     return path
 
 
-def _append(address: str, part: Path, what: str, watch: Watch) -> None:
+def _append(address: str, part: Path, what: str, progress: Progress) -> None:
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={done}-"} if done else {})
     try:
-        answer = urllib.request.urlopen(request, timeout=60)
+        response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing is left to fetch
+        if error.code == 416 and done:  # the file is complete
             return
         raise
-    with answer:
-        if done and answer.status != 206:  # the server starts from the beginning
+    with response:
+        if done and response.status != 206:  # the server sends the whole file
             done = 0
-        left = int(answer.headers.get("Content-Length") or 0)
-        with open(part, "ab" if done else "wb") as file, watch(-(-left // CHUNK), what) as advance:
-            received = _copy(answer, file, advance)
-    if received < left:
-        raise OSError(f"the connection ended after {received} of {left} bytes; run it again to go on")
+        remaining = int(response.headers.get("Content-Length") or 0)
+        with open(part, "ab" if done else "wb") as file, progress(-(-remaining // CHUNK), what) as advance:
+            received = _copy(response, file, advance)
+    if received < remaining:
+        raise OSError(f"the connection ended after {received} of {remaining} bytes; run it again to resume")
 
 
 def _copy(source: Any, file: Any, advance: Callable[[], None]) -> int:
@@ -71,16 +71,16 @@ def _copy(source: Any, file: Any, advance: Callable[[], None]) -> int:
 
 
 def check(path: Path, digest: str | None, name: str) -> None:
-    """An error where a file is not the one expected; it is removed, lest it be gone on with."""
+    """Raises an error if the digest of a file differs, and removes the file."""
     if digest is None:
         return
-    kind, _, wanted = digest.partition(":")
-    found = hashlib.new(kind, usedforsecurity=False)
+    algorithm, _, expected = digest.partition(":")
+    actual = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    if found.hexdigest() != wanted:
+            actual.update(chunk)
+    if actual.hexdigest() != expected:
         path.unlink()
         raise DataUnavailableError(
-            f"{name} arrived damaged: its {kind} is {found.hexdigest()}, not {wanted}; run it again"
+            f"{name} is damaged: its {algorithm} is {actual.hexdigest()}, not {expected}; run it again"
         )

@@ -1,7 +1,7 @@
-"""The authors' segmentation masks of CIFAR-10 pictures, matched to the rows of the training set.
+"""The authors' segmentation masks of CIFAR-10 images, matched to the rows of the training set.
 
-Their archive CIFAR10_mask.tar holds pairs of files, CLASS_NUMBER and the same with "mask" in its name: a
-picture, its colours the other way round, and a mask, dark on the object. Both may be larger than 32 x 32.
+Their archive CIFAR10_mask.tar contains pairs of files, CLASS_NUMBER and the same with "mask" in its name: an
+image in BGR order, and a mask that is dark on the object. Both may be larger than 32 x 32.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rectgrad.data.dataset import DataUnavailableError, Images, cache
 from rectgrad.photos import files
 
 ADDRESS = "https://github.com/1202kbs/Rectified-Gradient/raw/master/CIFAR10_mask.tar"
-LARGEST = 16 * 2**20  # bytes of a picture in the archive
-DARK = 200  # a mask's grey is below this on the object
+LARGEST = 16 * 2**20  # bytes of an image in the archive
+DARK = 200  # grey values of a mask below this are on the object
 
 
 @dataclass(frozen=True)
 class Masks:
-    """index: rows of the training set. label: their classes. mask: (N, 32, 32), true on the object."""
+    """Rows of the training set, their classes, and masks (N, 32, 32) that are true on the object."""
 
     index: np.ndarray
     label: np.ndarray
@@ -42,24 +42,26 @@ def place() -> Path:
 def load() -> Masks:
     if not place().exists():
         raise DataUnavailableError(
-            "the masks are not here yet: run `rectgrad data masks`, with --from FILE for a copy of your own"
+            "the masks are not installed: run `rectgrad data masks`, with --from FILE for a local copy"
         )
     with np.load(place(), allow_pickle=False) as content:
         return Masks(content["index"], content["label"], content["mask"])
 
 
-def install(source: str | None = None, watch: fetch.Watch = fetch.unwatched) -> Path:
-    """Put the masks into the cache; CIFAR-10 must be there already. source: the authors' archive as a file;
+def install(source: str | None = None, progress: fetch.Progress = fetch.no_progress) -> Path:
+    """Stores the masks in the cache; CIFAR-10 must be installed. `source` is a copy of the authors' archive;
     None downloads it."""
     train = cifar10.load().train
-    archive = Path(source) if source else fetch.download(ADDRESS, cache() / "CIFAR10_mask.tar", watch=watch)
+    archive = (
+        Path(source) if source else fetch.download(ADDRESS, cache() / "CIFAR10_mask.tar", progress=progress)
+    )
     try:
         found = matched(read(archive), train)
     except DataUnavailableError:
         if not source:
-            archive.unlink(missing_ok=True)  # or it would be read again the next time
+            archive.unlink(missing_ok=True)  # otherwise it would be reused the next time
         raise
-    with files.whole(place()) as part, open(part, "wb") as stream:
+    with files.atomic(place()) as part, open(part, "wb") as stream:
         np.savez_compressed(stream, index=found.index, label=found.label, mask=found.mask)
     return place()
 
@@ -72,7 +74,7 @@ class Pair(NamedTuple):
 
 
 def read(archive: Path) -> list[Pair]:
-    """The pairs of an archive, by class and number."""
+    """The pairs of an archive, sorted by class and number."""
     pictures: dict[tuple[int, int], np.ndarray] = {}
     dark: dict[tuple[int, int], np.ndarray] = {}
     for name, content in _members(archive):
@@ -81,7 +83,7 @@ def read(archive: Path) -> list[Pair]:
             try:
                 picture = Image.open(io.BytesIO(content)).convert("L" if "mask" in name else "RGB")
             except (OSError, ValueError, Image.DecompressionBombError) as error:
-                raise DataUnavailableError(f"{name} in {str(archive)!r} is no picture ({error})") from error
+                raise DataUnavailableError(f"{name} in {str(archive)!r} is not an image ({error})") from error
             small = np.asarray(picture.resize((32, 32), Image.Resampling.LANCZOS))
             if "mask" in name:
                 dark[key] = small < DARK
@@ -89,16 +91,14 @@ def read(archive: Path) -> list[Pair]:
                 pictures[key] = small[..., ::-1]
     if not pictures or pictures.keys() != dark.keys():
         alone = sorted(pictures.keys() ^ dark.keys())
-        what = (
-            f"pictures and masks do not pair up: {alone[:3]}" if alone else "no pictures CLASS_NUMBER in it"
-        )
+        what = f"images and masks do not match: {alone[:3]}" if alone else "it has no images CLASS_NUMBER"
         raise DataUnavailableError(f"{str(archive)!r} is not the authors' archive of masks: {what}")
     return [Pair(*key, pictures[key], dark[key]) for key in sorted(pictures)]
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     if not archive.is_file():
-        raise DataUnavailableError(f"there is no file {str(archive)!r}")
+        raise DataUnavailableError(f"no file {str(archive)!r}")
     try:
         with tarfile.open(archive) as opened:
             for member in opened:
@@ -108,11 +108,11 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 if stream is not None:
                     yield name, stream.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataUnavailableError(f"{str(archive)!r} is damaged or cut short ({error})") from error
+        raise DataUnavailableError(f"{str(archive)!r} is damaged or truncated ({error})") from error
 
 
 def _key(name: str) -> tuple[int, int] | None:
-    """Class and number of a file; None for files that are no pictures."""
+    """Class and number of an image file; None for other files."""
     parts = re.match(r"([a-z]+)_(\d+)", name.lower())
     if parts is None or parts[1] not in cifar10.CLASSES:
         return None
@@ -120,7 +120,7 @@ def _key(name: str) -> tuple[int, int] | None:
 
 
 def matched(pairs: list[Pair], train: Images) -> Masks:
-    """Each picture's row: the nearest of its class in the training set."""
+    """Matches each image to the nearest image of its class in the training set."""
     rows = {label: np.flatnonzero(train.labels == label) for label in {pair.label for pair in pairs}}
     flat = {label: train.pixels[at].reshape(len(at), -1).astype(np.float32) for label, at in rows.items()}
     index = []
@@ -129,7 +129,7 @@ def matched(pairs: list[Pair], train: Images) -> Masks:
         nearest = int(distance.argmin())
         if distance[nearest] > FARTHEST**2:
             name = f"{cifar10.CLASSES[pair.label]}_{pair.number}"
-            raise DataUnavailableError(f"{name} is like no picture of CIFAR-10's training set")
+            raise DataUnavailableError(f"{name} does not match any image of CIFAR-10's training set")
         index.append(rows[pair.label][nearest])
     return Masks(
         np.array(index, dtype=np.int32),
@@ -138,4 +138,4 @@ def matched(pairs: list[Pair], train: Images) -> Masks:
     )
 
 
-FARTHEST = 40  # root mean square difference of colours that resizing and compression explain
+FARTHEST = 40  # largest root mean square difference due to resizing and compression

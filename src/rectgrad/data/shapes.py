@@ -1,6 +1,7 @@
-"""`shapes`: ten classes of 32 x 32 drawings on cluttered backgrounds, from a seed, with exact masks.
+"""`shapes`: ten classes of generated 32 x 32 drawings on cluttered backgrounds, with exact masks.
 
-Every experiment runs on it anywhere, with ground truth. An image depends on the seed and its number alone.
+Every experiment can use it without files and with ground truth. An image depends only on the seed and its
+index.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     return (u * u + v * v - 0.75) ** 3 < 1.3 * u * u * v**3
 
 
-# (u, v) -> whether a point of the object's own plane belongs to it; the object is about 2 wide.
+# (u, v) -> whether a point belongs to the object, whose width is about 2
 CLASSES: dict[str, Inside] = {
     "disc": _disc,
     "ring": lambda u, v: _disc(u, v) & ~_disc(u / 0.58, v / 0.58),
@@ -65,7 +66,7 @@ def load(train: int = TRAIN, test: int = TEST, seed: int = 0) -> Dataset:
 
 
 def generate(n: int, seed: int) -> Images:
-    """n images, the classes in turn."""
+    """n images; classes alternate."""
     drawn = [draw(i % len(CLASSES), np.random.default_rng((seed, i))) for i in range(n)]
     pixels, masks = (np.stack([each[k] for each in drawn]) for k in (0, 1))
     return Images(pixels, np.arange(n, dtype=np.int64) % len(CLASSES), masks)
@@ -76,14 +77,14 @@ def draw(label: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     ground = rng.uniform(50, 205, 3)
     canvas = _texture(rng, ground, 25)
     for _ in range(rng.integers(2, 6)):
-        _paint(canvas, _clutter(rng), rng, _unlike(ground, rng))
+        _paint(canvas, _clutter(rng), rng, _contrasting(ground, rng))
     mask = _placed(list(CLASSES.values())[label], rng, rng.uniform(7.5, 11.0))
-    _paint(canvas, mask, rng, _unlike(ground, rng))
+    _paint(canvas, mask, rng, _contrasting(ground, rng))
     return np.clip(canvas + rng.normal(0, 10, canvas.shape), 0, 255).astype(np.uint8), mask
 
 
-def _unlike(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A colour that stands out."""
+def _contrasting(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A colour that differs clearly from the background."""
     while True:
         colour = rng.uniform(20, 235, 3)
         if np.abs(colour - ground).max() > 90:
@@ -91,7 +92,7 @@ def _unlike(ground: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _texture(rng: np.random.Generator, colour: np.ndarray, strength: float) -> np.ndarray:
-    """A colour that changes slowly over the image."""
+    """A colour that varies slowly over the image."""
     coarse = rng.normal(0, strength, (5, 5, 3)) + colour
     at = np.linspace(0, 4, SIDE)
     low = np.minimum(at.astype(int), 3)
@@ -106,7 +107,7 @@ def _paint(canvas: np.ndarray, mask: np.ndarray, rng: np.random.Generator, colou
 
 
 def _clutter(rng: np.random.Generator) -> np.ndarray:
-    """A stroke or a blob: what objects are made of, without being one."""
+    """A stroke or a blob: parts like those of objects."""
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(3, 9), rng.uniform(0.8, 2.6)
     u, v = _coordinates(rng.uniform(0, SIDE, 2), angle)
     stroke = (np.abs(u) < length) & (np.abs(v) < width)
@@ -120,7 +121,7 @@ def _placed(inside: Inside, rng: np.random.Generator, radius: float) -> np.ndarr
 
 
 def _coordinates(centre: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of every pixel, in a plane turned by `angle` around `centre`; v points up."""
+    """Coordinates of all pixels, rotated by `angle` around `centre`; v points up."""
     y, x = np.mgrid[:SIDE, :SIDE]
     dx, dy = x - centre[0], centre[1] - y
     return dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle)

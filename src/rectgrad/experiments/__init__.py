@@ -1,18 +1,18 @@
-"""The paper's experiments, a file each. `rectgrad reproduce ID` runs one; its record says what made it.
+"""The paper's experiments, one file each. `rectgrad reproduce ID` runs one and writes its record.
 
 An experiment is a module with
     TITLE              one line
-    PRESETS            its numbers for "quick" and for "paper"
+    PRESETS            its parameters for "quick" and "paper"
     PAPER              what the paper found
-    CAPTIONS           of its figures: what to see in them
-    run(lab)           -> metrics, computed in parts that are never computed twice
-    draw(lab, metrics) -> name: picture
-    tables(metrics)    -> the numbers, the paper's beside ours where it has one
-    findings(metrics)  -> which of the paper's sentences the numbers carry
-    PHOTOS, RAY        True where it shows photos too, where it can run on Ray
+    CAPTIONS           captions of its figures: what to look for
+    run(lab)           -> metrics, computed in parts that are cached on disk
+    draw(lab, metrics) -> figures by name
+    tables(metrics)    -> the numbers, next to the paper's where it has them
+    findings(metrics)  -> which of the paper's claims the numbers support
+    PHOTOS, RAY        True if it shows photos, if it can run on Ray
 """
 
-# id: module. Imported when run.
+# id: module, imported when the experiment runs
 EXPERIMENTS = {
     "patch": "patch",
     "feature-occlusion": "feature_occlusion",

@@ -1,9 +1,9 @@
-"""Figure 7, Appendix A.2: does noise grow on its way from the output to the input?
+"""Figure 7, Appendix A.2: does noise accumulate from the output to the input?
 
-At each rectified layer the attribution is a * R as it arrives, averaged over channels; at the input it is
-x * R, summed over colours. As a number: the share of absolute attribution outside the object at each layer,
-over the pictures with masks, beside the share of the area that the background takes at that resolution;
-growth is of the difference of the two, for masks of a lower resolution have a little less background.
+The attribution at a rectified layer is a * R before the rule, averaged over channels; at the input it is x *
+R, summed over channels. We measure the share of absolute attribution outside the object at each layer, over
+the images with masks. Growth is measured relative to the background's share of the area at each resolution,
+because masks of a lower resolution have slightly less background.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rectgrad.experiments.units import resized
 from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import outside
 
-TITLE = "Noise on the way to the input (Figure 7, Appendix A.2)"
+TITLE = "Noise accumulation from layer to layer (Figure 7, Appendix A.2)"
 PHOTOS = True
 PRESETS = {"quick": {"per_class": 10}, "paper": {"per_class": 10}}
-PAPER = "For saliency, noise grows towards the input; RectGrad stops it at every layer."
+PAPER = "For saliency, noise grows towards the input; RectGrad removes it at every layer."
 CAPTIONS = {
     "": "Share of attribution outside the object, from the layer nearest to the output to the input; bands "
-    "are 95 % intervals. A line that rises to the right gathers noise. The dotted line is the background's "
-    "share of the area: attribution spread evenly would lie on it.",
+    "are 95 % intervals. A line that rises to the right accumulates noise. The dotted line is the "
+    "background's share of the area, the value of uniform attribution.",
     "photos": "Attribution of photos at layers from the output (left) to the input (right), for saliency "
     "(upper row of each photo) and RectGrad (lower row).",
-    "pictures": "Attribution of the dataset's pictures at layers of the CNN, from the output (left) to the "
-    "input (right), for saliency (upper row of each picture) and RectGrad (lower row).",
+    "pictures": "Attribution of images of the dataset at layers of the CNN, from the output (left) to the "
+    "input (right), for saliency (upper row of each image) and RectGrad (lower row).",
 }
 METHODS = ("saliency", "guided_backprop", "rectgrad", "rectgrad_prr")
 COLOURS = {
@@ -47,15 +47,15 @@ COLOURS = {
     "rectgrad": "#c9733a",
     "rectgrad_prr": "#9b4f96",
 }
-# What is followed to the input: the gradient times the input, whatever the method's own map is.
+# Shown up to the input as gradient times input, whatever the map of the method is.
 SHOWN = ("saliency", "rectgrad")
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    return {method: lab.parts.part(method, partial(_measured, lab, method)) for method in METHODS}
+    return {method: lab.parts.part(method, partial(_measure, lab, method)) for method in METHODS}
 
 
-def _measured(lab: Lab, method: str) -> dict[str, Any]:
+def _measure(lab: Lab, method: str) -> dict[str, Any]:
     x, objects, _ = lab.masked()
     planes = layers(lab.network, x.to(lab.device), method)
     values, areas = {}, {}
@@ -78,7 +78,7 @@ def _measured(lab: Lab, method: str) -> dict[str, Any]:
 
 
 def layers(module: Any, x: Tensor, method: str) -> dict[str, Tensor]:
-    """(N, H, W) at each layer that has places, from the output to the input, the input among them."""
+    """(N, H, W) at each spatial layer, from the output to the input, including the input."""
     chosen = shown(method)
     found = {name: plane for name, plane in layer_attributions(module, x, chosen) if plane.dim() == 3}
     raw = attribute(module, x, chosen)
@@ -95,7 +95,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
         axis.plot(names, [a["mean"] for a in about], "o-", color=COLOURS[method], label=title_of(method))
         low, high = np.array([a.get("interval", [a["mean"]] * 2) for a in about]).T
         axis.fill_between(range(len(names)), low, high, color=COLOURS[method], alpha=0.2)
-    axis.plot(names, [a["area"] for a in about], ":", color="grey", label="area outside")
+    axis.plot(names, [a["area"] for a in about], ":", color="grey", label="background area")
     axis.set_ylabel("share outside the object")
     axis.set_ylim(0, 1)
     axis.legend(frameon=False, ncols=2)
@@ -141,22 +141,24 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         for method, found in metrics.items()
     ]
     rows.append(["area", *(f"{metrics[METHODS[0]]['layers'][name]['area']:.3f}" for name in names), ""])
-    head = ["method", *names, "growth beyond the area's"]
+    head = ["method", *names, "growth beyond the background's"]
     return [Table(head, rows, "From the output (left) to the input. Mean with its 95 % interval.")]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
     return [
-        _finding("Noise grows towards the input for saliency.", metrics["saliency"], True),
-        _finding("Noise does not grow towards the input for RectGrad.", metrics["rectgrad"], False),
+        _finding("For saliency, noise grows towards the input.", metrics["saliency"], True),
+        _finding("For RectGrad, noise does not grow towards the input.", metrics["rectgrad"], False),
     ]
 
 
 def _finding(claim: str, found: dict[str, Any], grows: bool) -> Finding:
     growth = found["growth"]
     low, high = growth.get("interval", (-1.0, 1.0))
-    told = None if low <= 0 <= high else (low > 0) == grows
+    holds = None if low <= 0 <= high else (low > 0) == grows
     shares = (
         f"{mean(found['layers'][growth['from']])} at {growth['from']}, {mean(found['layers'][growth['to']])}"
     )
-    return Finding(claim, told, f"{shares} at the input; paired growth beyond the area's {mean(growth)}")
+    return Finding(
+        claim, holds, f"{shares} at the input; paired growth beyond the background's {mean(growth)}"
+    )

@@ -1,11 +1,11 @@
-"""Figure 6b, Appendix A.3: does a map change when the class does, and does it only redraw the picture?
+"""Figure 6b, Appendix A.3: does a map change with the class, or does it only reproduce the image?
 
 The attack is FGSM on the loss of the predicted class, x + 0.01 sign(gradient), clipped to the input range.
-Over all test pictures whose class changed, each map is for its own predicted class: rank correlation and
-SSIM between the map of the picture and the map of its attacked twin. A control that the paper does not have
-tells change of class from unsteadiness: the same pictures under random signs of the same size, where the
-class stayed. For the claim that some methods recover the image: correlation of a map's absolute values with
-the picture's edges (Sobel).
+For all test images whose class changed we compare the map of the image with the map of the attacked image,
+each for its own predicted class: rank correlation and SSIM. A control that is not in the paper separates
+change of class from instability: random signs of the same size that keep the class. For the claim that some
+methods recover the image we measure the correlation of a map's absolute values with the image's edges
+(Sobel).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rectgrad.experiments import sheets
 from rectgrad.experiments.boxes import boxes
 from rectgrad.experiments.findings import Finding, Table, below_all, by_method, mean, methods, number, order
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
+from rectgrad.experiments.maps import COMPARED, comparison_map, with_final_threshold
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import rank_correlation, ssim
 from rectgrad.training import logits
 
-TITLE = "Maps of attacked pictures (Figure 6b, Appendix A.3)"
+TITLE = "Maps of adversarial images (Figure 6b, Appendix A.3)"
 PHOTOS = True
 PRESETS = {
     "quick": {"images": 1000, "changed_at_most": 100, "eps": 0.01},
@@ -43,11 +43,11 @@ PAPER = (
     "image and hardly change."
 )
 CAPTIONS = {
-    "": "Left and middle: how alike the maps of a picture and of its attacked twin are (blue: the class "
-    "changed; orange: control, noise of the same size and the same class). A method that follows the class "
-    "has blue well below orange; low in both is unsteadiness. Right: correlation of the map with the "
-    "picture's edges: high means that the map redraws the picture.",
-    "pictures": "Pictures (upper rows) and their attacked twins (lower rows), each with the maps for its own "
+    "": "Left and middle: similarity of the maps of an image and of the attacked image (blue: the class "
+    "changed; orange: control, noise of the same size and the same class). For a method that depends on the "
+    "class, blue is well below orange; if both are low, the method is unstable. Right: correlation of the "
+    "map with the image's edges; if it is high, the map reproduces the image.",
+    "pictures": "Images (upper rows) and the attacked images (lower rows), each with the maps for its own "
     "predicted class.",
     "photos": "The same for photos whose class the attack changed.",
 }
@@ -61,19 +61,19 @@ class Scale(NamedTuple):
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def input(self, pixel: float, like: Tensor) -> Tensor:
-        """What a pixel of this value is for the network."""
+        """The input value of a pixel, for each channel."""
         values = [(pixel - m) / s for m, s in zip(self.mean, self.std, strict=True)]
         return torch.tensor(values, device=like.device).reshape(-1, 1, 1)
 
     def picture(self, x: Tensor) -> Image.Image:
-        """An input as it looks."""
+        """Converts an input back to an image."""
         mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in self)
         pixels = ((x * std + mean) * 255).round().clamp(0, 255)
         return sheets.picture(pixels.byte().permute(1, 2, 0).numpy())
 
 
 def attacked(module: nn.Module, x: Tensor, eps: float, scale: Scale = Scale()) -> Tensor:  # noqa: B008 - frozen
-    """FGSM on the loss of the predicted class, clipped to the range of inputs."""
+    """FGSM on the loss of the predicted class, clipped to the input range."""
     x = x.detach().clone().requires_grad_()
     scores = module(x)
     scores = getattr(scores, "logits", scores)
@@ -85,14 +85,14 @@ def run(lab: Lab) -> dict[str, Any]:
     chosen = lab.parts.part("chosen", partial(_chosen, lab))
     rows = torch.tensor(chosen["changed"], dtype=torch.long)
     if not len(rows):
-        raise ValueError("the attack changed the class of no picture: nothing to measure")
+        raise ValueError("the attack did not change the class of any image, so there is nothing to measure")
     x = lab.test()[0][rows]
     chunks = list(zip(x.split(CHUNK), rows.split(CHUNK), strict=True))
     values: dict[str, dict[str, list[float]]] = {method: {} for method in COMPARED}
-    with lab.watch(len(COMPARED) * len(chunks), "adversarial") as advance:
+    with lab.progress(len(COMPARED) * len(chunks), "adversarial") as advance:
         for method in COMPARED:
             for i, (part, numbers) in enumerate(chunks):
-                make = partial(_measured, lab, part, numbers, method)
+                make = partial(_measure, lab, part, numbers, method)
                 for key, found in lab.parts.part(f"{method} {i}", make).items():
                     values[method].setdefault(key, []).extend(found)
                 advance()
@@ -100,14 +100,14 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def _chosen(lab: Lab) -> dict[str, Any]:
-    """The pictures whose class an attack changes, and how often the control keeps it."""
+    """The images whose class the attack changes, and how often the control keeps the class."""
     x, _ = lab.test()
     before = logits(lab.network, x).argmax(1)
     after = torch.cat([_after(lab, rows) for rows in x.split(CHUNK)])
-    beside = logits(lab.network, _noisy(lab, x, torch.arange(len(x)))).argmax(1)
+    control = logits(lab.network, _noisy(lab, x, torch.arange(len(x)))).argmax(1)
     changed = (before != after).nonzero().flatten()
     rows = changed[: lab.numbers["changed_at_most"]]
-    return {"changed": rows.tolist(), "of": len(x), "kept": float((before == beside).float().mean())}
+    return {"changed": rows.tolist(), "of": len(x), "kept": float((before == control).float().mean())}
 
 
 def _after(lab: Lab, x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _after(lab: Lab, x: Tensor) -> Tensor:
 
 
 def _noisy(lab: Lab, x: Tensor, numbers: Tensor) -> Tensor:
-    """The control: random signs of the attack's size, that depend on the picture's number alone."""
+    """The control: random signs of the size of the attack. They depend only on the index of the image."""
     signs = [
         torch.randint(0, 2, x.shape[1:], generator=torch.Generator().manual_seed(int(i))) * 2.0 - 1
         for i in numbers
@@ -124,12 +124,14 @@ def _noisy(lab: Lab, x: Tensor, numbers: Tensor) -> Tensor:
     return (x + lab.numbers["eps"] * torch.stack(signs)).clamp(-1, 1)
 
 
-def _measured(lab: Lab, x: Tensor, numbers: Tensor, method: str) -> dict[str, list[float]]:
+def _measure(lab: Lab, x: Tensor, numbers: Tensor, method: str) -> dict[str, list[float]]:
     module, noisy = lab.network, _noisy(lab, x, numbers)
     moved = attacked(module, x.to(lab.device), lab.numbers["eps"]).cpu()
     one, other, control = (comparison_map(module, each, method) for each in (x, moved, noisy))
-    control[logits(module, x).argmax(1) != logits(module, noisy).argmax(1)] = torch.nan  # no control there
-    cut, other_cut = (finally_thresholded(each, method) for each in (one, other))
+    control[logits(module, x).argmax(1) != logits(module, noisy).argmax(1)] = (
+        torch.nan
+    )  # the control changed the class
+    cut, other_cut = (with_final_threshold(each, method) for each in (one, other))
     return {
         "rank": rank_correlation(one, other).tolist(),
         "rank_control": rank_correlation(one, control).tolist(),
@@ -144,7 +146,7 @@ def _measured(lab: Lab, x: Tensor, numbers: Tensor, method: str) -> dict[str, li
 
 
 def edges(x: Tensor) -> Tensor:
-    """(N, H, W): Sobel's magnitude of the grey picture; the border repeats its neighbours."""
+    """(N, H, W): Sobel magnitude of the grey image, with replicated borders."""
     across = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]])
     grey = F.pad(x.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     sides = [F.conv2d(grey, kernel.reshape(1, 1, 3, 3)) for kernel in (across, across.T)]
@@ -152,7 +154,7 @@ def edges(x: Tensor) -> Tensor:
 
 
 def edge_correlation(maps: Tensor, x: Tensor) -> Tensor:
-    """Pearson's correlation of a map's absolute values with the picture's edges; NaN for a constant map."""
+    """Pearson correlation of a map's absolute values with the image's edges; NaN for a constant map."""
     a, b = (values.flatten(1) - values.flatten(1).mean(1, keepdim=True) for values in (maps.abs(), edges(x)))
     return (a * b).sum(1) / (a.square().sum(1) * b.square().sum(1)).sqrt()
 
@@ -162,7 +164,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     axes = page.subplots(1, 3)
     for axis, key, label in ((axes[0], "rank", "rank correlation"), (axes[1], "ssim", "SSIM")):
         groups = {"class changed": key, "control": f"{key}_control"}
-        found = {said: [metrics[name][k] for name in COMPARED] for said, k in groups.items()}
+        found = {group: [metrics[name][k] for name in COMPARED] for group, k in groups.items()}
         boxes(axis, COMPARED, found, f"{label} of the two maps")
     boxes(axes[2], COMPARED, {"": [metrics[n]["edges"] for n in COMPARED]}, "correlation with edges")
     axes[0].legend(frameon=False, ncols=2, loc="lower left")
@@ -170,9 +172,9 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     x, _ = lab.test()
     rows = _chosen(lab)["changed"][:3]
     if rows:
-        said = lab.dataset.classes.__getitem__
+        class_name = lab.dataset.classes.__getitem__
         eps, shown = lab.numbers["eps"], x[rows].to(lab.device)
-        drawn["pictures"] = _sheet(lab.network, shown, eps, said, Scale(), sheets.CELL)
+        drawn["pictures"] = _sheet(lab.network, shown, eps, class_name, Scale(), sheets.CELL)
     if lab.gallery:
         moved = _photos(lab)
         drawn |= {"photos": moved} if moved is not None else {}
@@ -188,7 +190,7 @@ def _photos(lab: Lab) -> Image.Image | None:
     found = torch.cat([_best(model.module, rows) for rows in moved]).cpu()
     changed = (found != gallery.found).nonzero().flatten()[:2]
     if not len(changed):
-        lab.notes.append("the attack changed the class of no photo")
+        lab.notes.append("the attack did not change the class of any photo")
         return None
     return _sheet(model.module, x[changed], lab.numbers["eps"], model.label, scale, sheets.LARGE)
 
@@ -199,10 +201,10 @@ def _best(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _sheet(
-    module: nn.Module, x: Tensor, eps: float, said: Callable[[int], str], scale: Scale, cell: int
+    module: nn.Module, x: Tensor, eps: float, label: Callable[[int], str], scale: Scale, cell: int
 ) -> Image.Image:
     both = torch.stack([x, attacked(module, x, eps, scale)], dim=1).flatten(0, 1)
-    names = [said(int(c)) for c in _best(module, both)]
+    names = [label(int(c)) for c in _best(module, both)]
     pictures = [scale.picture(each) for each in both.cpu()]
     rows = sheets.rows(pictures, sheets.planes(module, both, sheets.methods()), names)
     return image.sheet(rows, cell=cell)
@@ -214,69 +216,67 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         "rank_control": "rank, control",
         "rank_thresholded": "rank, final threshold",
         "rank_absolute": "rank of absolute values",
-        "rank_absolute_control": "its control",
+        "rank_absolute_control": "rank of absolute values, control",
         "ssim": "SSIM",
         "ssim_control": "SSIM, control",
         "ssim_thresholded": "SSIM, final threshold",
         "edges": "correlation with edges",
     }
     note = (
-        f"{metrics['changed']} pictures of {metrics['of']} whose class the attack changed. The "
-        f"control is noise of the same size; it keeps the class of {metrics['kept']:.1%}, and only those "
-        "count there. Mean with its 95 % interval."
+        f"The attack changed the class of {metrics['changed']} of {metrics['of']} images. The control is "
+        f"noise of the same size; it keeps the class of {metrics['kept']:.1%} of all images, and only those "
+        "count in the control columns. Mean with its 95 % interval."
     )
     return [by_method(metrics, first, note)]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    beside = {name: _beyond(metrics[name]) for name in methods(metrics)}
-    drawing = sorted(beside, key=lambda name: -metrics[name]["edges"]["mean"])
-    said = ", ".join(f"{title_of(name)} {number(metrics[name]['edges']['mean'])}" for name in drawing[:4])
+    loss = {name: _beyond(metrics[name]) for name in methods(metrics)}
+    drawing = sorted(loss, key=lambda name: -metrics[name]["edges"]["mean"])
+    highest = ", ".join(f"{title_of(name)} {number(metrics[name]['edges']['mean'])}" for name in drawing[:4])
     enough = metrics["changed"] >= 100
     return [
         Finding(
-            "RectGrad's maps change most when the class does (lowest rank correlation).",
+            "RectGrad's maps change most when the class changes (lowest rank correlation).",
             below_all(metrics, "rank", ("rectgrad_prr",)) if enough else None,
             f"lowest: {order(metrics, 'rank')}",
         ),
-        Finding(  # RectGrad's maps have no sign; a gradient map may keep its places and turn its signs
-            "They change most also where signs do not count (rank correlation of absolute values).",
+        Finding(  # RectGrad's maps are not signed; a gradient may keep its positions and flip its signs
+            "They also change most if signs are ignored (rank correlation of absolute values).",
             below_all(metrics, "rank_absolute", ("rectgrad_prr",)) if enough else None,
             f"lowest: {order(metrics, 'rank_absolute')}; "
             f"RectGrad {mean(metrics['rectgrad']['rank_absolute'])}",
         ),
         Finding(
-            "They change most also by SSIM.",
+            "They also change most by SSIM.",
             below_all(metrics, "ssim", ("rectgrad_prr",)) if enough else None,
             f"lowest: {order(metrics, 'ssim')}",
         ),
         Finding(
-            "The change is due to the class: RectGrad changes most beyond what the control changes.",
-            _most({n: _interval(n, metrics) for n in beside}, ["rectgrad"]) if enough else None,
-            "rank correlation lost beyond the control's: "
-            + ", ".join(
-                f"{title_of(n)} {number(beside[n])}" for n in sorted(beside, key=lambda n: -beside[n])
-            ),
+            "The class causes the change: RectGrad changes most relative to the control.",
+            _most({n: _interval(n, metrics) for n in loss}, ["rectgrad"]) if enough else None,
+            "loss of rank correlation relative to the control: "
+            + ", ".join(f"{title_of(n)} {number(loss[n])}" for n in sorted(loss, key=lambda n: -loss[n])),
         ),
         Finding(
-            "Guided Backprop and Deconv redraw the picture: their maps follow its edges most.",
-            _most({n: metrics[n]["edges"]["interval"] for n in beside}, ["guided_backprop", "deconv"])
+            "Guided Backprop and Deconv reproduce the image: their maps correlate most with its edges.",
+            _most({n: metrics[n]["edges"]["interval"] for n in loss}, ["guided_backprop", "deconv"])
             if enough
             else None,
-            f"correlation with edges, highest: {said}",
+            f"correlation with edges, highest: {highest}",
         ),
     ]
 
 
 def _interval(name: str, metrics: dict[str, Any]) -> list[float]:
-    """Of what is lost beyond the control, 95 %, from the spreads of both."""
+    """95 % interval of the loss relative to the control, from the standard deviations of both."""
     one, other = metrics[name]["rank"], metrics[name]["rank_control"]
     error = 1.96 * float(np.hypot(one["std"], other["std"])) / one["n"] ** 0.5
     return [_beyond(metrics[name]) - error, _beyond(metrics[name]) + error]
 
 
 def _most(intervals: dict[str, list[float]], names: list[str]) -> bool | None:
-    """Whether the named lie above all others; None where intervals overlap."""
+    """Whether the named methods are above all others; None if intervals overlap."""
     others = [interval for name, interval in intervals.items() if name not in names]
     ours = [intervals[name] for name in names]
     if any(other[0] > mine[1] for other in others for mine in ours):

@@ -1,4 +1,4 @@
-"""Box plots, two a name: what many of the experiments' figures are."""
+"""Grouped box plots, the most common figure of the experiments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ COLOURS = ("#3b6fb6", "#c9733a")
 def boxes(
     axis: Any, names: Sequence[str], groups: Mapping[str, Sequence[dict[str, Any]]], label: str
 ) -> None:
-    """groups: what the boxes of one colour are called -> the `spread` of each name. A box is the quartiles,
-    its line the median, its whiskers the 5th and 95th percentile, the cross the mean."""
+    """Draws one box per name and group; `groups` maps the label of a group to the `spread` of each name.
+
+    A box shows the quartiles, its line the median, its whiskers the 5th and 95th percentile, the cross the
+    mean.
+    """
     width = 0.8 / len(groups)
     for i, (group, spreads) in enumerate(groups.items()):
         at = [k + width * (i + 0.5) - 0.4 for k in range(len(names))]
@@ -34,9 +37,9 @@ def boxes(
             capprops={"color": COLOURS[i]},
         )
         axis.plot([], [], "s", color=COLOURS[i], label=group)
-    turned = {"rotation": 40, "ha": "right"} if len(names) > 4 else {}
+    rotated = {"rotation": 40, "ha": "right"} if len(names) > 4 else {}
     axis.set_xticks(
-        range(len(names)), [title_of(name) if name in METHODS else name for name in names], **turned
+        range(len(names)), [title_of(name) if name in METHODS else name for name in names], **rotated
     )
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylabel(label)
@@ -54,5 +57,5 @@ def _box(found: dict[str, Any]) -> dict[str, float] | None:
 
 def both(metrics: dict[str, Any], names: Sequence[str], key: str) -> dict[str, list[dict[str, Any]]]:
     """A measure of each method, without and with the final threshold."""
-    kinds = {"as it is": key, "with final threshold": f"{key}_thresholded"}
-    return {said: [metrics[name][each] for name in names] for said, each in kinds.items()}
+    kinds = {"no threshold": key, "with final threshold": f"{key}_thresholded"}
+    return {label: [metrics[name][each] for name in names] for label, each in kinds.items()}

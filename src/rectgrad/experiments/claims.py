@@ -1,6 +1,8 @@
-"""Claims 1 and 2: with tau = 0 RectGrad is Deconv times the input, where a small number is added to the
-activations, and Guided Backprop times the input, where not; positive parts of all. The largest difference, on
-random networks and on the trained one."""
+"""Claims 1 and 2: with tau = 0, RectGrad equals Guided Backprop times the input, and Deconv times the input
+if a small constant is added to the activations (positive parts of all maps).
+
+We report the largest difference on random networks and on the trained network.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def _differences(module: nn.Module, x: Tensor) -> dict[str, float]:
 
 
 def _with_eps(module: nn.Module, x: Tensor, eps: float = 1e-6) -> Tensor:
-    """The rule with tau = 0 on activations a little above what they are, times the input, positive part."""
+    """The positive part of the input times the gradient of the rule with tau = 0 on activations plus eps."""
     x = x.clone().requires_grad_()
     with propagate({"relu": rules.rectified(tau=0.0, eps=eps)}):
         (grad,) = torch.autograd.grad(module(x).amax(1).sum(), x)
@@ -70,16 +72,17 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
 def tables(metrics: dict[str, Any]) -> list[Table]:
     keys = list(next(iter(metrics.values())))
     rows = [[name, *(f"{found[key]:.3g}" for key in keys)] for name, found in metrics.items()]
-    head = ["network", "claim 1, largest difference", "claim 2, largest difference", "largest value of a map"]
+    head = ["network", "claim 1, largest difference", "claim 2, largest difference", "largest map value"]
     return [Table(head, rows)]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    said = {
-        "claim 1": "With tau = 0 and a little added to activations, RectGrad is Deconv times the input.",
-        "claim 2": "With tau = 0 RectGrad is Guided Backprop times the input.",
+    claims = {
+        "claim 1": "With tau = 0 and a small constant added to activations, RectGrad equals Deconv times the "
+        "input.",
+        "claim 2": "With tau = 0, RectGrad equals Guided Backprop times the input.",
     }
-    return [Finding(claim, *_worst(metrics, key)) for key, claim in said.items()]
+    return [Finding(claim, *_worst(metrics, key)) for key, claim in claims.items()]
 
 
 def _worst(metrics: dict[str, Any], key: str) -> tuple[bool, str]:

@@ -1,7 +1,7 @@
-"""Figures 1 and 6, Appendix A.3: all methods side by side, without and with the baselines' final threshold;
-pairs of pictures of one class; RectGrad with and without its two tricks.
+"""Figures 1 and 6, Appendix A.3: all methods side by side, without and with the final threshold of the
+baselines; pairs of images of one class; RectGrad with and without its two tricks.
 
-Measured is how sparse the maps are: the Gini index and the share of pixels that are exactly zero.
+We measure the sparsity of maps: the Gini index and the share of pixels that are exactly zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, below_all, by_method, order
 from rectgrad.experiments.gallery import pairs
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, comparison_map, finally_thresholded
+from rectgrad.experiments.maps import COMPARED, comparison_map, with_final_threshold
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.methods import RectGrad
 from rectgrad.metrics import gini, zero_share
@@ -25,18 +25,18 @@ from rectgrad.metrics import gini, zero_share
 TITLE = "All methods side by side (Figures 1 and 6, Appendix A.3)"
 PHOTOS = True
 PRESETS = {"quick": {"images": 50}, "paper": {"images": 1000}}
-PAPER = "Only RectGrad's maps are free of background noise, also beside baselines with a final threshold."
+PAPER = "Only RectGrad's maps are free of background noise, even compared with thresholded baselines."
 CAPTIONS = {
-    "photos": "Photos and their maps; red speaks for the class, blue against it. Look at the background: "
-    "what is coloured there is noise. The number is the Gini index: the higher, the sparser.",
-    "photos-thresholded": "The same with the final threshold: of each baseline, everything below its 95th "
-    "percentile is zero. RectGrad goes without. See whether what is left lies on the object.",
-    "pairs": "Two pictures of one class in neighbouring rows: a coherent method marks the same parts.",
-    "pairs-photos": "Two photos that the network gives the same class, in neighbouring rows.",
+    "photos": "Photos and their maps; red is evidence for the class, blue against it. Colour in the "
+    "background is noise. The number is the Gini index: the higher, the sparser.",
+    "photos-thresholded": "The same with the final threshold: everything below the 95th percentile of each "
+    "baseline's map is zero. RectGrad has no final threshold. Check whether the rest is on the object.",
+    "pairs": "Two images of one class in adjacent rows: a coherent method highlights the same parts.",
+    "pairs-photos": "Two photos with the same predicted class in adjacent rows.",
     "tricks": "RectGrad with and without the padding trick and the proportional redistribution rule (PRR). "
-    "Without the padding trick, look for lines along the border; with PRR, maps are smoother.",
-    "tricks-photos": "The same on photos. The padding trick matters where borders were lit up; PRR acts on "
-    "max pooling alone and changes nothing in a network that has none.",
+    "Without the padding trick, lines may appear along the border; with PRR, maps are smoother.",
+    "tricks-photos": "The same on photos. The padding trick matters where borders were highlighted; PRR only "
+    "affects max pooling and changes nothing in a network without it.",
 }
 TRICKS = {
     "padding trick": RectGrad(positive_only=False),
@@ -48,7 +48,7 @@ TRICKS = {
 
 def run(lab: Lab) -> dict[str, Any]:
     values = {}
-    with lab.watch(len(COMPARED), "coherence") as advance:
+    with lab.progress(len(COMPARED), "coherence") as advance:
         for method in COMPARED:
             values[method] = lab.parts.part(method, partial(_sparsity, lab, method))
             advance()
@@ -57,7 +57,7 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def _sparsity(lab: Lab, method: str) -> dict[str, list[float]]:
     maps = comparison_map(lab.network, lab.test()[0], method)
-    cut = finally_thresholded(maps, method)
+    cut = with_final_threshold(maps, method)
     return {
         "gini": gini(maps).tolist(),
         "gini_thresholded": gini(cut).tolist(),
@@ -115,34 +115,34 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         "zero_share": "zero pixels",
         "zero_share_thresholded": "zero pixels, with final threshold",
     }
-    return [by_method(metrics, columns, "Over the dataset's test pictures, mean with its 95 % interval.")]
+    return [by_method(metrics, columns, "Test images of the dataset; mean with its 95 % interval.")]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
     denser = {
-        name: {**found, "above": {k: _turned(v) for k, v in found["above"].items()}}
+        name: {**found, "above": {k: _negated(v) for k, v in found["above"].items()}}
         for name, found in metrics.items()
     }
     return [
         Finding(
             "RectGrad's maps are the sparsest.",
             below_all(denser, "gini", ("rectgrad_prr",)),
-            f"Gini index from the lowest: {order(metrics, 'gini', len(metrics))}",
+            f"Gini index, lowest first: {order(metrics, 'gini', len(metrics))}",
         ),
         Finding(
-            "RectGrad's maps are sparser also than finally thresholded baselines.",
+            "RectGrad's maps are also sparser than thresholded baselines.",
             below_all(denser, "gini_thresholded", ("rectgrad_prr",)),
-            f"Gini index from the lowest: {order(metrics, 'gini_thresholded', len(metrics))}",
+            f"Gini index, lowest first: {order(metrics, 'gini_thresholded', len(metrics))}",
         ),
         Finding(
             "Only RectGrad is free of background noise.",
             None,
-            "pictures cannot settle this: noise-level measures it where objects are known",
+            "cannot be decided from pictures; noise-level measures it on images with object masks",
         ),
     ]
 
 
-def _turned(found: dict[str, Any]) -> dict[str, Any]:
-    """The difference the other way round."""
+def _negated(found: dict[str, Any]) -> dict[str, Any]:
+    """The difference with the opposite sign."""
     low, high = found.get("interval", (-1.0, 1.0))
     return {**found, "interval": [-high, -low]}

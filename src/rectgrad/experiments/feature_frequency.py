@@ -1,8 +1,9 @@
-"""How often units on the object and on the background are active: the question that the paper left open.
+"""How often units are active on the object and on the background, which the paper left as future work.
 
-For each picture with a known mask and each convolution: the share of units above zero on the object, and on
-the background. Over the pictures: the mean difference with a 95 % bootstrap interval, the paired effect size
-d = mean / standard deviation of the differences, and p of a sign-flip test. The paper expects no difference.
+For each image with a mask and each convolution we measure the share of units above zero on the object and on
+the background. Over the images we report the mean difference with a 95 % bootstrap interval, the paired
+effect size d = mean / standard deviation of the differences, and p of a sign-flip test. The paper expects no
+difference.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ from rectgrad.experiments.units import activations, resized
 TITLE = "How often units are active on the object and on the background"
 PRESETS = {"quick": {"per_class": 10}, "paper": {"per_class": 10}}
 PAPER = (
-    "Left as future work; from feature maps the paper expects that units are active as often on the "
+    "Left as future work. Judging by feature maps, the paper expects units to be active as often on the "
     "background as on the object."
 )
 CAPTIONS = {
-    "": "Left: share of active units on the object and on the background, over the pictures with masks. "
+    "": "Left: share of active units on the object and on the background, over the images with masks. "
     "Right: the paired difference per layer with its 95 % interval and effect size d (about 0.2 is small, "
-    "0.5 medium, 0.8 large). An interval away from the dotted line is a difference."
+    "0.5 medium, 0.8 large). An interval that excludes the dotted line is a difference."
 }
 DRAWS = 10_000
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    return lab.parts.part("all", lambda: _measured(lab))
+    return lab.parts.part("all", lambda: _measure(lab))
 
 
-def _measured(lab: Lab) -> dict[str, Any]:
+def _measure(lab: Lab) -> dict[str, Any]:
     x, objects, _ = lab.masked()
     active = activations(lab.network, x.to(lab.device))
     return {name: compared(*frequencies(each, objects)) for name, each in active.items()}
 
 
 def frequencies(activation: Tensor, objects: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """For each picture the share of active units on the object, and on the background."""
+    """The share of active units on the object and on the background, for each image."""
     where = resized(objects, activation.shape[-1])
     active = (activation > 0).float().mean(1)
     inside, outside = (active * w for w in (where, ~where))
     counts = where.flatten(1).sum(1), (~where).flatten(1).sum(1)
-    shares = [_per_picture(part, n) for part, n in zip((inside, outside), counts, strict=True)]
+    shares = [_per_image(part, n) for part, n in zip((inside, outside), counts, strict=True)]
     both = (counts[0] > 0) & (counts[1] > 0)
     return shares[0][both].numpy(), shares[1][both].numpy()
 
 
-def _per_picture(values: Tensor, n: Tensor) -> Tensor:
+def _per_image(values: Tensor, n: Tensor) -> Tensor:
     return values.flatten(1).sum(1) / n.clamp(min=1)
 
 
@@ -109,7 +110,7 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         ]
         for name, found in metrics.items()
     ]
-    return [Table(head, rows, "d: paired effect size. p: sign-flip test with 10,000 draws.")]
+    return [Table(head, rows, "d is the paired effect size, p that of a sign-flip test with 10,000 draws.")]
 
 
 def _p(found: dict[str, Any]) -> str:
@@ -133,7 +134,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
 
 
 def _as_often(found: dict[str, Any]) -> bool | None:
-    """No: the interval is away from zero. Yes: it lies within 0.02 of zero. Else the numbers do not tell."""
+    """False if the interval excludes zero, True if it is within 0.02 of zero, else None (inconclusive)."""
     low, high = found["interval"]
     if found["n"] < FEW:
         return None

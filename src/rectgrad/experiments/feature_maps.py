@@ -1,7 +1,7 @@
-"""Appendix A.1: what the convolutions let through, next to the saliency map, for pictures whose map is noisy.
+"""Appendix A.1: feature maps next to the saliency map, for images with noisy saliency maps.
 
-Shown are the pictures with masks whose saliency lies most outside the object; feature maps are scaled each
-to its own largest value.
+Shows the images with masks whose saliency is most outside the object. Each feature map is scaled to its own
+maximum.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from rectgrad.experiments.maps import comparison_map
 from rectgrad.experiments.units import LAYERS, activations, resized
 from rectgrad.metrics import outside
 
-TITLE = "Feature maps beside noisy saliency maps (Appendix A.1)"
+TITLE = "Feature maps and noisy saliency maps (Appendix A.1)"
 PRESETS = {"quick": {"per_class": 10, "shown": 3}, "paper": {"per_class": 10, "shown": 5}}
-PAPER = "Filters retain or drop features on the object and on the background alike."
+PAPER = "Filters keep or drop features on the object and on the background alike."
 CAPTIONS = {
-    "": "The pictures with the noisiest saliency maps, their maps, and every feature map of the four "
-    "convolutions (dark: active, each map scaled by itself). See that many feature maps are dark over the "
-    "background as well as over the object."
+    "": "The images with the noisiest saliency maps, their maps, and all feature maps of the four "
+    "convolutions (dark: active, each map scaled separately). Many feature maps are dark on the background "
+    "as well as on the object."
 }
 TILE, GAP = 32, 2
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    return lab.parts.part("all", lambda: _measured(lab))
+    return lab.parts.part("all", lambda: _measure(lab))
 
 
-def _measured(lab: Lab) -> dict[str, Any]:
+def _measure(lab: Lab) -> dict[str, Any]:
     x, objects, images = lab.masked()
-    beside = outside(comparison_map(lab.network, x, "saliency"), objects, share=True)
-    rows = beside.argsort(descending=True)[: lab.numbers["shown"]]
+    share = outside(comparison_map(lab.network, x, "saliency"), objects, share=True)
+    rows = share.argsort(descending=True)[: lab.numbers["shown"]]
     active = activations(lab.network, x[rows].to(lab.device))
     return {
         str(int(row)): {
             "class": lab.dataset.classes[int(images.labels[row])],
-            "saliency_outside_share": float(beside[row]),
+            "saliency_outside_share": float(share[row]),
             "active": {name: _shares(y[i], objects[row]) for name, y in active.items()},
         }
         for i, row in enumerate(rows)
@@ -75,12 +75,12 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
 
 def _first(images: Images, maps: Tensor, i: int, classes: tuple[str, ...]) -> list[image.Panel]:
     picture = Image.fromarray(images.pixels[i])
-    said = classes[int(images.labels[i])]
-    return [image.Panel(picture, said), image.Panel(image.colour(maps[i].numpy(), "signed"), "saliency")]
+    name = classes[int(images.labels[i])]
+    return [image.Panel(picture, name), image.Panel(image.colour(maps[i].numpy(), "signed"), "saliency")]
 
 
 def mosaic(activation: Tensor) -> Image.Image:
-    """The feature maps of one picture, four in a column, each scaled by itself."""
+    """The feature maps of one image, four per column, each scaled separately."""
     channels = activation / activation.amax((1, 2), keepdim=True).clamp(min=1e-12)
     columns = len(channels) // 4
     page = Image.new("RGB", (columns * (TILE + GAP) - GAP, 4 * (TILE + GAP) - GAP), "#9a9ca6")
@@ -93,13 +93,17 @@ def mosaic(activation: Tensor) -> Image.Image:
 
 
 def tables(metrics: dict[str, Any]) -> list[Table]:
-    head = ["picture", "saliency outside the object", *(f"{name}: object / background" for name in LAYERS)]
+    head = ["image", "saliency outside the object", *(f"{name}: object / background" for name in LAYERS)]
     rows = [
         [found["class"], number(found["saliency_outside_share"])]
         + [f"{number(a['object'])} / {number(a['background'])}" for a in found["active"].values()]
         for found in metrics.values()
     ]
-    return [Table(head, rows, "Share of active units. feature-frequency measures this over all pictures.")]
+    return [
+        Table(
+            head, rows, "Share of active units. The experiment feature-frequency measures it over all images."
+        )
+    ]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
@@ -107,9 +111,9 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
     least = min(a["background"] for a in shares)
     return [
         Finding(
-            "Units are active on the background of these pictures too, in every convolution.",
+            "Units are also active on the background of these images, in every convolution.",
             least > 0,
-            f"at least {number(least)} of a layer's background units are active; chosen pictures show, they "
-            "do not prove: see feature-frequency",
+            f"at least {number(least)} of a layer's background units are active; selected images are "
+            "examples, not evidence: see feature-frequency",
         )
     ]

@@ -1,8 +1,8 @@
-"""Figure 3: units on the object and units on the background, switched off one after the other.
+"""Figure 3: units on the object and on the background are zeroed step by step.
 
-For each convolution and each picture with a known mask, the units (a channel at a place) on the object, or on
-the background, are set to zero in random order, from none to all. Logits are averaged over trials; then the
-margin is the logit of the class minus the best other one, and its mean is taken over the pictures.
+For each convolution and each image with a mask, the units (one channel at one position) on the object, or on
+the background, are set to zero in random order, from none to all. Logits are averaged over trials. The margin
+is the logit of the class minus the largest other logit, averaged over the images.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.statistics import FEW, spread
 from rectgrad.experiments.units import LAYERS, resized
 
-TITLE = "Switching off units on the object and on the background (Figure 3)"
+TITLE = "Zeroing units on the object and on the background (Figure 3)"
 PRESETS = {
     "quick": {"per_class": 5, "steps": 20, "trials": 5},
     "paper": {"per_class": 10, "steps": 100, "trials": 50},
 }
-PAPER = "Switching off units on the object has a much larger impact on the decision."
+PAPER = "Zeroing units on the object has a much larger effect on the decision."
 CAPTIONS = {
-    "": "Margin of the class (its logit minus the best other logit; below the dotted line the decision is "
-    "another) while units are switched off in random order; a panel for each convolution. Bands are 95 % "
-    "intervals over pictures. The orange curve should fall far below the blue one where the object's units "
-    "carry the decision. Object and background do not have the same number of units: the x-axis is a share."
+    "": "Margin of the class (its logit minus the largest other logit; below the dotted line the decision "
+    "changes) while units are zeroed in random order, for each convolution. Bands are 95 % intervals over "
+    "images. If the units of the object matter more, the orange curve falls far below the blue one. Object "
+    "and background have different numbers of units, so that the x-axis is a share."
 }
 PLACES = ("object", "background")
 
 
 def run(lab: Lab) -> dict[str, Any]:
     metrics: dict[str, Any] = {name: {} for name in LAYERS}
-    with lab.watch(len(LAYERS) * len(PLACES), "feature-occlusion") as advance:
+    with lab.progress(len(LAYERS) * len(PLACES), "feature-occlusion") as advance:
         for name in LAYERS:
             for place in PLACES:
                 make = partial(_curve, lab, name, place)
@@ -79,7 +79,7 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _region(objects: Tensor, name: str, place: str) -> Tensor:
-    """Where units are switched off: (N, 1, side, side) at the layer's resolution."""
+    """Where units are zeroed: (N, 1, side, side) at the resolution of the layer."""
     on_object = resized(objects, 32 if name in ("conv1", "conv2") else 16)
     return (on_object if place == "object" else ~on_object).unsqueeze(1)
 
@@ -92,10 +92,11 @@ def _channels(name: str) -> int:
 def occluded_logits(
     module: nn.Module, x: Tensor, objects: Tensor, name: str, place: str, steps: int, trial: int
 ) -> Tensor:
-    """(steps + 1, N, classes): logits with 0 to all of a region's units off, in the trial's order."""
+    """(steps + 1, N, classes): logits with none to all units of a region zeroed, in the order of the
+    trial."""
     region = _region(objects, name, place).expand(-1, _channels(name), -1, -1)
     keys = torch.rand(region.shape, generator=torch.Generator().manual_seed(trial))
-    keys = keys.masked_fill(~region, 2.0).to(x.device)  # 2: never switched off
+    keys = keys.masked_fill(~region, 2.0).to(x.device)  # 2: never zeroed
     ordered, counts = keys.flatten(1).sort(1).values, region.flatten(1).sum(1).to(x.device)
     relu, found = getattr(module, LAYERS[name]), []
     for k in range(steps + 1):
@@ -120,7 +121,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
             axis.fill_between(found["switched_off"], found["low"], found["high"], color=colour, alpha=0.2)
         axis.axhline(0, color="grey", linestyle=":")
         axis.set_title(name)
-        axis.set_xlabel("share of units switched off")
+        axis.set_xlabel("share of zeroed units")
         axis.spines[["top", "right"]].set_visible(False)
     page.axes[0].set_ylabel("margin of the class")
     page.axes[0].legend(frameon=False)
@@ -128,13 +129,15 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(metrics: dict[str, Any]) -> list[Table]:
-    head = ["layer", "units switched off", "number a picture", "margin before", "margin after", "drop"]
+    head = ["layer", "zeroed units", "number per image", "margin before", "margin after", "drop"]
     rows = [
         [name, place, str(f["units"]), number(f["margin"][0]), number(f["margin"][-1]), mean(f["drop"])]
         for name, places in metrics.items()
         for place, f in places.items()
     ]
-    return [Table(head, rows, "After: all units of the region off. Drop with its 95 % interval.")]
+    return [
+        Table(head, rows, "Margin after: all units of the region are zeroed. Drop with its 95 % interval.")
+    ]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
@@ -143,7 +146,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             f"In {name}, units on the object matter more than those on the background.",
             _more(found["object"], found["background"]),
             f"margin falls by {mean(found['object']['drop'])} against {mean(found['background']['drop'])}; "
-            f"half of them off: by {number(_half(found['object']))} against "
+            f"with half of the units zeroed: by {number(_half(found['object']))} against "
             f"{number(_half(found['background']))}",
         )
         for name, found in metrics.items()
@@ -155,7 +158,7 @@ def _half(found: dict[str, Any]) -> float:
 
 
 def _more(on_object: dict[str, Any], background: dict[str, Any]) -> bool | None:
-    """By the intervals of the drops: apart, or the numbers do not tell."""
+    """Compares the drops; None (inconclusive) if the interval of their difference includes zero."""
     one, other = on_object["drop"], background["drop"]
     gap = 1.96 * np.hypot(one["std"], other["std"]) / one["n"] ** 0.5
     by = one["mean"] - other["mean"]

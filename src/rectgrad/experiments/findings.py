@@ -1,4 +1,4 @@
-"""What the report says of an experiment: tables, and which of the paper's findings the numbers carry."""
+"""Tables and findings of an experiment: which of the paper's claims the numbers support."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Metrics = dict[str, Any]
 
 
 class Finding(NamedTuple):
-    """A sentence of the paper (or of later ones), whether the numbers carry it, and the numbers.
+    """A claim of the paper (or of later papers), whether the numbers support it, and the numbers.
 
-    holds: None where they do not tell.
+    `holds` is None if the numbers are inconclusive.
     """
 
     claim: str
@@ -28,14 +28,14 @@ class Table(NamedTuple):
 
 
 def number(value: float) -> str:
-    """Three digits, as short as they can be said; one for what is next to nothing."""
+    """Three significant digits; one for values below 0.001."""
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1g}"
 
 
 def mean(found: Mapping[str, Any]) -> str:
-    """A mean with its 95 % interval, or with its standard deviation where there are few values."""
+    """A mean with its 95 % interval, or with its standard deviation if there are few values."""
     if not found["n"]:
-        return "not defined"
+        return "undefined"
     if "interval" not in found:
         return f"{number(found['mean'])} ± {number(found['std'])}"
     low, high = found["interval"]
@@ -48,8 +48,8 @@ def methods(metrics: Metrics) -> list[str]:
 
 
 def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> Table:
-    """A row for each method. columns: the key of a spread -> what the column is called; what a record of an
-    earlier version does not have is left out."""
+    """One row per method; `columns` maps the key of a spread to the title of its column. Columns that a
+    record of an earlier version lacks are omitted."""
     names = methods(metrics)
     kept = [key for key in columns if all(key in metrics[name] for name in names)]
     rows = [[title_of(name), *(mean(metrics[name][key]) for key in kept)] for name in names]
@@ -57,27 +57,27 @@ def by_method(metrics: Metrics, columns: Mapping[str, str], note: str = "") -> T
 
 
 def order(metrics: Metrics, key: str, first: int = 4) -> str:
-    """The methods with the lowest mean of a measure, in words."""
+    """The methods with the lowest mean of a measure, as text."""
     names = sorted(methods(metrics), key=lambda n: metrics[n][key]["mean"])
     return ", ".join(f"{title_of(n)} {number(metrics[n][key]['mean'])}" for n in names[:first])
 
 
 def below(metrics: Metrics, key: str, method: str) -> bool | None:
-    """Whether RectGrad's mean of a measure is below a method's; None where the 95 % interval of the paired
-    difference holds zero."""
+    """Whether RectGrad's mean of a measure is below that of another method; None if the 95 % interval of the
+    paired difference includes zero."""
     low, high = metrics[method]["above"][key].get("interval", (-1.0, 1.0))
     return None if low <= 0 <= high else low > 0
 
 
-def below_all(metrics: Metrics, key: str, but: Sequence[str] = ()) -> bool | None:
+def below_all(metrics: Metrics, key: str, exclude: Sequence[str] = ()) -> bool | None:
     """Whether RectGrad's mean of a measure is below that of all other methods."""
-    others = [name for name in methods(metrics) if name not in ("rectgrad", *but)]
+    others = [name for name in methods(metrics) if name not in ("rectgrad", *exclude)]
     answers = [below(metrics, key, name) for name in others]
     return False if False in answers else (None if None in answers else True)
 
 
 def least(metrics: Metrics, key: str, method: str) -> bool | None:
-    """Whether a method has the lowest mean of a measure; None where 95 % intervals overlap."""
+    """Whether a method has the lowest mean of a measure; None if 95 % intervals overlap."""
     low, high = metrics[method][key].get("interval", (-1.0, 1.0))
     others = [metrics[n][key].get("interval", (-1.0, 1.0)) for n in methods(metrics) if n != method]
     if any(other[1] < low for other in others):

@@ -1,4 +1,4 @@
-"""Photos and the network that looks at them, for the experiments that show photos."""
+"""Photos and the network that classifies them, for the experiments that show photos."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ PAPERS = "inception_v4"
 
 
 class Gallery(NamedTuple):
-    """Photos as the network sees them, and what it says they are."""
+    """Photos as the network sees them, and their predicted classes."""
 
     model: ImageModel
     names: list[str]
     crops: list[Image.Image]
     x: Tensor
-    found: Tensor  # the class of the largest logit of each
+    found: Tensor  # the predicted class of each photo
 
     def labels(self) -> list[str]:
         return [self.model.label(int(c)) for c in self.found]
 
 
 def gallery(model: str, images: Path | None, device: str) -> tuple[Gallery, list[str]]:
-    """The user's photos, or those that come with scikit-image; and a sentence about each unreadable one."""
+    """The user's photos, or those of scikit-image, and an error message for each unreadable one."""
     network = load(model)
     network.module.to(device).requires_grad_(False)
-    found = files.sources([str(images)]) if images else files.sample_photos()
+    sources = files.sources([str(images)]) if images else files.sample_photos()
     names, crops, broken = [], [], []
-    for source in found:
+    for source in sources:
         try:
             crops.append(network.crop(photos.read(source.path)))
             names.append(source.name)
@@ -46,17 +46,17 @@ def gallery(model: str, images: Path | None, device: str) -> tuple[Gallery, list
     if not crops:
         raise ValueError(f"none of the photos in {str(images)!r} can be read: {broken[0]}")
     x = torch.stack([network.prepare(crop) for crop in crops])
-    return Gallery(network, names, crops, x, _answers(network, x, device)), broken
+    return Gallery(network, names, crops, x, _predict(network, x, device)), broken
 
 
 @torch.no_grad()
-def _answers(network: ImageModel, x: Tensor, device: str) -> Tensor:
+def _predict(network: ImageModel, x: Tensor, device: str) -> Tensor:
     scores = [network.module(rows.to(device)) for rows in x.split(8)]
     return torch.cat([getattr(s, "logits", s).argmax(1).cpu() for s in scores])
 
 
 def pairs(labels: Sequence[int]) -> list[tuple[int, int]]:
-    """The first two pictures of each class that has two."""
+    """The indices of the first two images of each class that has two."""
     first: dict[int, int] = {}
     found: dict[int, tuple[int, int]] = {}
     for i, label in enumerate(labels):

@@ -1,4 +1,4 @@
-"""Which pixels matter most, in order: what ROAR and KAR take from a map."""
+"""Rankings of pixels by importance, the input of ROAR and KAR."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 5_000
 
 
 def ranking(module: nn.Module, images: Images, method: str, blurred: bool = False, seed: int = 0) -> Tensor:
-    """(pictures, 1024) as int16: each pixel's place in the order of the map, 0 for the most important one."""
+    """(images, 1024) as int16: the rank of each pixel in the map, 0 for the most important one."""
     generator = torch.Generator().manual_seed(seed)
     device = next(module.parameters()).device
     found = []
@@ -22,19 +22,19 @@ def ranking(module: nn.Module, images: Images, method: str, blurred: bool = Fals
         maps = comparison_map(module, scaled(images.pixels[first : first + CHUNK]), method)
         maps = blur(maps) if blurred else maps
         noisy = maps.flatten(1) + NOISE * torch.randn(len(maps), 1024, generator=generator)
-        found.append(places(noisy.to(device)).cpu())
+        found.append(ranks(noisy.to(device)).cpu())
     return torch.cat(found)
 
 
-def places(values: Tensor) -> Tensor:
-    """The place of each value in its row, largest first, as int16."""
+def ranks(values: Tensor) -> Tensor:
+    """The rank of each value in its row as int16, 0 for the largest."""
     order = values.argsort(1, descending=True)
     index = torch.arange(values.shape[1], device=values.device, dtype=torch.int16).expand_as(order)
     return torch.empty_like(index).scatter_(1, order, index)
 
 
 def blur(maps: Tensor, sigma: float = 1.0) -> Tensor:
-    """Each map under a Gaussian; borders repeat their neighbours."""
+    """Gaussian blur of each map with replicated borders."""
     reach = 4
     at = torch.arange(-reach, reach + 1, dtype=maps.dtype)
     weights = torch.exp(-at.square() / (2 * sigma**2))

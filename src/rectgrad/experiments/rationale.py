@@ -1,8 +1,9 @@
-"""Appendix B: why the product of activation and gradient is compared, on the paper's example of four units.
+"""Appendix B: why the threshold applies to activation times gradient, on the paper's example of four units.
 
 y = 1 a1 + 10 a2 - 100 a3 + 1000 a4 at a = (3, 2, 1, 0), q = 74: PR1 passes unit 2, PR2 unit 3, PR3 unit 1,
-PR4 unit 4. Only unit 2 is evidence: unit 3 is the strongest against, unit 1 is active and hardly counts, unit
-4 counts much and is not active. Then RectGrad beside RectGradMod (PR2 below the last layer) on pictures.
+PR4 unit 4. Only unit 2 is evidence for y: unit 3 is the strongest evidence against it, unit 1 is active but
+has a small weight, unit 4 has a large weight but is not active. Also compares RectGrad with RectGradMod (PR2
+below the last layer) on images.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"q": 74, "per_class": 10},
 }
 PAPER = (
-    "PR1 passes unit 2, PR2 unit 3, PR3 unit 1, PR4 unit 4. RectGradMod often misses the object or marks the "
-    "background."
+    "PR1 passes unit 2, PR2 unit 3, PR3 unit 1, PR4 unit 4. RectGradMod often misses the object or "
+    "highlights the background."
 )
 CAPTIONS = {
-    "photos": "RectGrad beside RectGradMod, which compares the absolute score below the last layer. See "
-    "whether the second leaves the object.",
-    "pictures": "RectGrad beside RectGradMod on pictures of the dataset.",
+    "photos": "RectGrad and RectGradMod, which compares the absolute score below the last layer. Check "
+    "whether RectGradMod highlights the background.",
+    "pictures": "RectGrad and RectGradMod on images of the dataset.",
 }
 WEIGHTS, ACTIVATIONS = (1.0, 10.0, -100.0, 1000.0), (3.0, 2.0, 1.0, 0.0)
-UNITS = {"PR1": 2, "PR2": 3, "PR3": 1, "PR4": 4}  # the paper's
+UNITS = {"PR1": 2, "PR2": 3, "PR3": 1, "PR4": 4}  # in the paper
 
 
 def run(lab: Lab) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def _passed(rule: str, q: float) -> dict[str, Any]:
 
 
 def _outside(lab: Lab) -> dict[str, Any]:
-    """The share of attribution outside the object, of both."""
+    """The share of attribution outside the object for RectGrad and RectGradMod."""
     x, objects, _ = lab.masked()
     shares = {
         name: outside(comparison_map(lab.network, x, name), objects, share=True)
@@ -91,12 +92,13 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         [rule, *("passes" if i + 1 in metrics[rule]["units"] else "" for i in range(4)), f"unit {unit}"]
         for rule, unit in UNITS.items()
     ]
-    beside = metrics["outside"]
+    outside_shares = metrics["outside"]
     shares = [
-        [name, mean(beside[key])] for name, key in (("RectGrad", "rectgrad"), ("RectGradMod", "rectgrad_mod"))
+        [name, mean(outside_shares[key])]
+        for name, key in (("RectGrad", "rectgrad"), ("RectGradMod", "rectgrad_mod"))
     ]
     return [
-        Table(["rule", *units, "the paper's"], rows),
+        Table(["rule", *units, "in the paper"], rows),
         Table(["", "share of attribution outside the object"], shares),
     ]
 
@@ -107,9 +109,9 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
     above = metrics["outside"]["mod_above_rectgrad"]
     low, high = above.get("interval", (-1.0, 1.0))
     return [
-        Finding("The four rules pass the units that the paper says.", right, found),
+        Finding("The four rules pass the same units as in the paper.", right, found),
         Finding(
-            "RectGradMod marks the background more than RectGrad.",
+            "RectGradMod highlights the background more than RectGrad.",
             None if low <= 0 <= high else low > 0,
             f"share outside the object, paired difference {mean(above)}",
         ),

@@ -1,7 +1,7 @@
-"""Cells of ROAR and KAR as Ray tasks: on a laptop's cores, on a node's GPUs or on a cluster.
+"""Runs the cells of ROAR and KAR as Ray tasks, on the cores of a laptop, the GPUs of a node or a cluster.
 
-Pictures and rankings are placed in the object store once. A task whose worker dies is run again by Ray; a
-cell is kept as soon as it comes in, so that a restart begins where this one ended.
+Images and rankings are put in the object store once. Ray retries a task whose worker died. Each cell is saved
+as soon as it completes, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ from rectgrad.photos import cluster
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
     with cluster.session() as ray:
         sets, network = ray.put(roar_kar.pictures(lab)), ray.put(copy.deepcopy(lab.network).cpu())
-        device, needs = _task(lab.device, ray.cluster_resources())
-        order, work = (ray.remote(each).options(**needs) for each in (_ranked, _trained))
+        device, resources = _task(lab.device, ray.cluster_resources())
+        order, work = (ray.remote(each).options(**resources) for each in (_ranked, _trained))
         kinds = roar_kar.kinds(missing)
         orders = {kind: order.remote(network, sets, device, *kind) for kind in kinds}
         tasks = {}
         for group in roar_kar.groups(lab, missing):
             ranks = [orders[kind] for kind in roar_kar.kinds(group)]
             tasks[work.remote(sets, group, replace(roar_kar.plan(lab), device=device), *ranks)] = group
-        for group, found in cluster.as_they_come(ray, tasks):
+        for group, found in cluster.as_completed(ray, tasks):
             yield from zip(group, found, strict=True)
 
 
-def _task(device: str, there: dict[str, float]) -> tuple[str, dict[str, Any]]:
-    """A task's device, which a worker sees as its only one; its share of a machine, and how often it is tried
-    again when its worker dies."""
+def _task(device: str, available: dict[str, float]) -> tuple[str, dict[str, Any]]:
+    """The device of a task, as its worker sees it, and the task's resources and retries."""
     if torch.device(device).type != "cuda":
-        return device, {"num_cpus": min(many.THREADS, int(there.get("CPU", 1))), "max_retries": 5}
-    if not there.get("GPU"):
-        raise ValueError(f"--device {device}: Ray knows no GPU here")
+        return device, {"num_cpus": min(many.THREADS, int(available.get("CPU", 1))), "max_retries": 5}
+    if not available.get("GPU"):
+        raise ValueError(f"--device {device}: Ray has no GPU")
     return "cuda", {"num_gpus": 1, "max_retries": 5}
 
 
-# Ray's processes are named after these.
+# Ray names its worker processes after these functions.
 
 
 def _ranked(network: Any, sets: Any, device: str, method: str, blurred: bool) -> Any:

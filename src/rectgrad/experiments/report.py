@@ -1,5 +1,7 @@
-"""The report: all records of a folder as one page, with every figure, table and finding. Readable offline:
-figures are beside it, nothing comes from elsewhere."""
+"""The report: one HTML page with the figures, tables and findings of all records of a folder.
+
+It works offline: figures are local files and nothing is loaded from the network.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from rectgrad.experiments.reproduce import experiment
 from rectgrad.methods.catalog import title_of
 from rectgrad.photos import files
 
-HOLDS = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "not told")}
+HOLDS = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "inconclusive")}
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #1c1d21; --faint: #6b6d76; --line: #e3e3e6;
@@ -46,7 +48,7 @@ blockquote { margin: .5rem 0; padding-left: 1rem; border-left: 3px solid var(--l
 
 
 def report(out: Path) -> Path:
-    """Writes OUT/report.html from the records of OUT's folders."""
+    """Writes report.html from the records in the folders of `out`."""
     records = _records(out)
     if not records:
         raise ValueError(f"no records in {str(out)!r}: run `rectgrad reproduce ID --out {out}` first")
@@ -55,20 +57,20 @@ def report(out: Path) -> Path:
 
 
 def _records(out: Path) -> list[dict[str, Any]]:
-    """By dataset, in the order of the experiments."""
-    found = []
+    """The records by dataset, in the order of the experiments."""
+    records = []
     for folder in sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else ():
         for name in EXPERIMENTS:
             record = files.load_json(folder / f"{name}.json")
             if record is not None and "metrics" in record:
-                found.append(record)
-    return found
+                records.append(record)
+    return records
 
 
 def _agreements(out: Path) -> list[dict[str, Any]]:
-    """Records of benchmarks/agreement.py."""
-    found = [files.load_json(path) for path in sorted(out.glob("*/agreement.json"))]
-    return [record for record in found if record is not None]
+    """The records of benchmarks/agreement.py."""
+    records = [files.load_json(path) for path in sorted(out.glob("*/agreement.json"))]
+    return [record for record in records if record is not None]
 
 
 def page(records: Sequence[dict[str, Any]], agreements: Sequence[dict[str, Any]] = ()) -> str:
@@ -78,10 +80,10 @@ def page(records: Sequence[dict[str, Any]], agreements: Sequence[dict[str, Any]]
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>rectgrad: the experiments</title><style>{_STYLE}</style>"
-        "<h1>The experiments</h1><p>Why are saliency maps noisy, and does Rectified Gradient help? The "
-        "paper's experiments, run again. Under each: what the paper found, whether our numbers carry it, the "
-        "figures and the numbers. A finding is “not told” where the 95 % interval of the difference holds "
-        f"zero, or where numbers cannot settle it.</p><nav>{links}</nav>\n"
+        "<h1>The experiments</h1><p>Why are saliency maps noisy, and does Rectified Gradient help? We "
+        "repeated the paper's experiments. Each section shows what the paper found, whether our numbers "
+        "support it, the figures and the numbers. A finding is “inconclusive” if the 95 % interval of the "
+        f"difference includes zero, or if numbers cannot decide it.</p><nav>{links}</nav>\n"
         f"<h3>All findings</h3>{_overview(records)}\n{''.join(map(_agreement, agreements))}"
         f"{''.join(map(_section, records))}</html>\n"
     )
@@ -102,24 +104,24 @@ def _overview(records: Iterable[dict[str, Any]]) -> str:
         for r in records
         for finding in experiment(r["experiment"]).findings(r["metrics"])
     ]
-    return _table(Table(["dataset", "experiment", "finding", "here"], rows), "text")
+    return _table(Table(["dataset", "experiment", "finding", "our result"], rows), "text")
 
 
 def _agreement(record: dict[str, Any]) -> str:
-    """Whether what was measured are the methods' maps."""
-    head = ["method", "against", "largest difference, float64", "median, float32", "largest, float32"]
+    """A table that compares the measured maps with other implementations."""
+    head = ["method", "compared with", "largest difference, float64", "median, float32", "largest, float32"]
     rows = [
         [title_of(name), found["against"]]
         + [f"{found[key]:.1e}" for key in ("float64_largest", "float32_median", "float32_largest")]
         for name, found in record["agreement"].items()
     ]
     note = (
-        "Largest difference within a map, as a share of its largest value, to implementations without the "
-        "engine's code. Single maps differ more in float32, where a unit next to zero or to tau may fall on "
-        "either side of it."
+        "Largest difference within a map, relative to its largest value, to implementations that do not use "
+        "our engine. In float32 a few maps differ more, because a unit close to zero or to tau may end up on "
+        "either side."
     )
     n = next(iter(record["agreement"].values()))["n"]
-    title = f"<h3>The maps of {n} {escape(record['dataset'])} pictures, checked</h3>"
+    title = f"<h3>Agreement with other implementations on {n} {escape(record['dataset'])} images</h3>"
     return f"{title}{_table(Table(head, rows, note))}\n"
 
 
@@ -127,8 +129,8 @@ def _section(record: dict[str, Any]) -> str:
     module = experiment(record["experiment"])
     metrics = record["metrics"]
     parts = [
-        f'<h2 id="{_anchor(record)}">{escape(record["title"])}</h2>',
-        f'<p class="faint">{escape(_made_by(record))}</p>',
+        f'<h2 id="{_anchor(record)}">{escape(module.TITLE)}</h2>',
+        f'<p class="faint">{escape(_provenance(record))}</p>',
         f"<blockquote>The paper: {escape(module.PAPER)}</blockquote>",
         _findings(module.findings(metrics)),
         *(_figure(record, name, module.CAPTIONS) for name in record["figures"] or ()),
@@ -138,7 +140,7 @@ def _section(record: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _made_by(record: dict[str, Any]) -> str:
+def _provenance(record: dict[str, Any]) -> str:
     where = record["environment"]
     device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
     shown = {
@@ -160,27 +162,27 @@ def _notes(record: dict[str, Any]) -> list[str]:
         return record["notes"]
     command = f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --model {PAPERS}"
     paper = (
-        f"photos are seen by {model}, not by the paper's Inception V4, whose weights are a download of 171 "
-        f"MB; with it: {command}"
+        f"photos are classified by {model}, not by the paper's Inception V4, whose weights are a download of "
+        f"171 MB; to use it: {command}"
     )
     return [*record["notes"], paper]
 
 
-def _findings(found: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[Finding]) -> str:
     items = [
         f'<li class="{HOLDS[each.holds][0]}"><b>{HOLDS[each.holds][1]}</b> {escape(each.claim)}'
         f'<br><span class="faint">{escape(each.because)}</span></li>'
-        for each in found
+        for each in findings
     ]
     return f'<ul class="findings">{"".join(items)}</ul>'
 
 
 def _figure(record: dict[str, Any], name: str, captions: dict[str, str]) -> str:
     key = name.removeprefix(record["experiment"]).removeprefix("-").removesuffix(".png")
-    said = escape(captions[key])
+    caption = escape(captions[key])
     source = quote(f"{record['dataset']}/{name}")
-    shown = f'<a href="{source}"><img loading="lazy" src="{source}" alt="{said}"></a>'
-    return f"<figure>{shown}<figcaption>{said}</figcaption></figure>"
+    shown = f'<a href="{source}"><img loading="lazy" src="{source}" alt="{caption}"></a>'
+    return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
 
 
 def _table(table: Table, kind: str = "wide") -> str:

@@ -1,10 +1,11 @@
-"""Table 1, Appendix F: ROAR and KAR. Networks trained again on pictures whose most important pixels were
-removed (ROAR), or that keep only these (KAR), importance being what a method's map says.
+"""Table 1, Appendix F: ROAR and KAR. Networks are retrained on images without their most important pixels
+(ROAR), or with only these (KAR). The map of a method defines the importance.
 
-Removed pixels are the training set's mean colour. If a method finds what matters, accuracy falls fast in ROAR
-and stays high in KAR: the area under ROAR's curve and the area over KAR's are low (trapezoids over the
-fractions, divided by their range). Two controls that the paper does not have: networks that see the mask of
-removed pixels alone, without any picture (how much its shape gives away), and maps blurred before use.
+Removed pixels get the mean colour of the training set. If a method finds what matters, accuracy falls fast in
+ROAR and stays high in KAR, so that the area under ROAR's curve and the area over KAR's curve are low
+(trapezoids over the fractions, divided by their range). There are two controls that are not in the paper:
+networks that see only the mask of removed pixels (how much its shape reveals), and maps that are blurred
+first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.rankings import ranking
 from rectgrad.experiments.statistics import spread
 from rectgrad.methods.catalog import title_of
-from rectgrad.training import Plan, repeatable
+from rectgrad.training import Plan, deterministic
 
 RAY = True
 TITLE = "Remove and retrain, keep and retrain (Table 1, Appendix F)"
@@ -65,18 +66,18 @@ PAPER_AREAS = {  # ROAR, KAR
     "deeplift": (0.5519, 0.3928),
 }
 CAPTIONS = {
-    "": "Test accuracy after training again, over the fraction of pixels removed (ROAR, left: lower is "
-    "better) or kept (KAR, middle: higher is better); means over seeds, bars are standard deviations. Right, "
-    "a control: networks that saw only which pixels were removed. What a curve there reaches above 0.1 is "
-    "told by the shape of the mask, not by the picture.",
-    "blurred": "The same with maps blurred before use (dashed) beside the maps as they are. Where blur alone "
-    "makes a curve better, the method's rank among others says less about what it found.",
+    "": "Test accuracy after retraining, over the fraction of pixels removed (ROAR, left: lower is better) "
+    "or kept (KAR, middle: higher is better); means over seeds, bars are standard deviations. Right: a "
+    "control with networks that saw only which pixels were removed. Accuracy above 0.1 there comes from the "
+    "shape of the mask, not from the image.",
+    "blurred": "The same with blurred maps (dashed) and the original maps (solid). If blurring improves a "
+    "curve, the rank of the method says less about what it found.",
 }
 MODES = ("roar", "kar")
 
 
 class Cell(NamedTuple):
-    """One network to be trained. mode: roar, kar, or mask: the mask alone."""
+    """One network to train. `mode` is roar, kar, or mask (only the mask is visible)."""
 
     method: str
     mode: str
@@ -89,14 +90,14 @@ class Cell(NamedTuple):
         return f"{self.mode}{' blurred' * self.blurred} {self.method} {self.fraction} {self.seed}"
 
     def hidden(self, ranking: int) -> many.Hidden:
-        """The most important pixels for ROAR and for the mask alone, all others for KAR."""
+        """The pixels to hide: the most important ones for roar and mask, all others for kar."""
         most = round(self.fraction * 1024)
         low, high = (most, 1024) if self.mode == "kar" else (0, most)
         return many.Hidden(ranking, low, high, self.mode == "mask")
 
 
 def cells(numbers: dict[str, Any]) -> list[Cell]:
-    """The table's cells first, then the controls, of one seed each."""
+    """The cells of the table, then those of the controls, with one seed each."""
     methods, fractions = numbers["methods"], numbers["fractions"]
     grid = [(method, fraction) for method in methods for fraction in fractions]
     main = [Cell(m, mode, p, seed) for seed in range(numbers["seeds"]) for mode in MODES for m, p in grid]
@@ -105,18 +106,18 @@ def cells(numbers: dict[str, Any]) -> list[Cell]:
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    wanted = cells(lab.numbers)
-    known = {cell: lab.parts.known(cell.name) for cell in wanted}
-    missing = [cell for cell in wanted if known[cell] is None]
-    with lab.watch(len(missing), "roar-kar") as advance:
+    needed = cells(lab.numbers)
+    known = {cell: lab.parts.known(cell.name) for cell in needed}
+    missing = [cell for cell in needed if known[cell] is None]
+    with lab.progress(len(missing), "roar-kar") as advance:
         for cell, accuracy in trained(lab, missing):
             known[cell] = lab.parts.keep(cell.name, accuracy)
             advance()
-    return summed_up(known, lab.numbers)
+    return summarise(known, lab.numbers)
 
 
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
-    """Cells and their accuracies as they come."""
+    """Yields cells with their accuracies as they complete."""
     if lab.engine == "ray":
         from rectgrad.experiments import ray_engine
 
@@ -129,7 +130,7 @@ def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
 
 
 def _order(lab: Lab, sets: tuple[Images, Images], method: str, blurred: bool) -> tuple[Tensor, Tensor]:
-    """`ranked`, kept with the finished parts: for some methods it takes longer than a training."""
+    """`ranked`, cached with the finished parts: for some methods it takes longer than training."""
     name = f"order{' blurred' * blurred} {method}"
     both = lab.parts.array(name, lambda: torch.cat(ranked(lab.network, sets, method, blurred)).numpy())
     first, second = torch.from_numpy(both).split([len(each) for each in sets])
@@ -137,7 +138,7 @@ def _order(lab: Lab, sets: tuple[Images, Images], method: str, blurred: bool) ->
 
 
 def pictures(lab: Lab) -> tuple[Images, Images]:
-    """Those that are trained on again, and the test pictures."""
+    """The images for retraining, and the test images."""
     return lab.dataset.train.rows(slice(0, lab.numbers["retraining"]["pictures"])), lab.dataset.test
 
 
@@ -146,21 +147,21 @@ def plan(lab: Lab) -> Plan:
 
 
 def groups(lab: Lab, missing: Sequence[Cell]) -> list[Sequence[Cell]]:
-    """As many cells at once as the device likes."""
+    """Groups of as many cells as the device trains at once."""
     size = many.at_once(lab.device)
     return [missing[start : start + size] for start in range(0, len(missing), size)]
 
 
 def kinds(group: Sequence[Cell]) -> list[tuple[str, bool]]:
-    """The maps that cells are about: of which method, and whether blurred."""
+    """The maps that a group needs: (method, blurred)."""
     return list(dict.fromkeys((cell.method, cell.blurred) for cell in group))
 
 
 def ranked(
     module: nn.Module, sets: tuple[Images, Images], method: str, blurred: bool
 ) -> tuple[Tensor, Tensor]:
-    """The order of pixels in the training and in the test pictures."""
-    with many.steady(), repeatable():
+    """The ranking of the pixels of the training and test images."""
+    with many.fixed_threads(), deterministic():
         first, second = (
             ranking(module, images, method, blurred, seed) for seed, images in enumerate(sets, start=1)
         )
@@ -170,26 +171,26 @@ def ranked(
 def train_group(
     sets: tuple[Images, Images], group: Sequence[Cell], plan: Plan, orders: Sequence[tuple[Tensor, Tensor]]
 ) -> list[float]:
-    """The accuracy of each cell. orders: of the pixels, for each of the cells' kinds."""
+    """The accuracy of each cell; `orders` has the rankings for each of `kinds(group)`."""
     hidden = [cell.hidden(kinds(group).index((cell.method, cell.blurred))) for cell in group]
     mean = torch.tensor(mean_colour(sets[0]))
-    seen, asked = (
+    train, test = (
         many.Occluded(images, torch.stack(ranks), hidden, mean, plan.device)
         for images, ranks in zip(sets, zip(*orders, strict=True), strict=True)
     )
-    with repeatable():
-        return many.train(seen, asked, [cell.seed for cell in group], plan)
+    with deterministic():
+        return many.train(train, test, [cell.seed for cell in group], plan)
 
 
 def mean_colour(images: Images) -> list[float]:
-    """Of all pixels, scaled to -1..1."""
+    """The mean of all pixels, scaled to -1..1."""
     return [float(v) for v in images.pixels.mean((0, 1, 2), dtype=np.float64) / 127.5 - 1]
 
 
 # --- from accuracies to areas ------------------------------------------------------------------------------
 
 
-def summed_up(accuracies: dict[Cell, float], numbers: dict[str, Any]) -> dict[str, Any]:
+def summarise(accuracies: dict[Cell, float], numbers: dict[str, Any]) -> dict[str, Any]:
     fractions, seeds = numbers["fractions"], range(numbers["seeds"])
     metrics: dict[str, Any] = {"fractions": fractions}
     for method in numbers["methods"]:
@@ -209,7 +210,7 @@ def summed_up(accuracies: dict[Cell, float], numbers: dict[str, Any]) -> dict[st
 
 
 def area(accuracy: Sequence[float], fractions: Sequence[float], mode: str) -> float:
-    """Under ROAR's curve, over KAR's: a mean accuracy, or a mean error, over the range of fractions."""
+    """The area under ROAR's curve or over KAR's: the mean accuracy or error over the fractions."""
     x, y = np.array(fractions), np.array(accuracy)
     under = float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / (x[-1] - x[0]))
     return under if mode == "roar" else 1 - under
@@ -229,7 +230,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
             found = metrics[method][mode]["accuracy"]
             axis.errorbar(x, [f["mean"] for f in found], [f["std"] for f in found], capsize=2, **style)
         axes[2].plot(x, metrics[method]["mask"]["accuracy"], **style)
-    titles = ("ROAR: important pixels removed", "KAR: important pixels kept", "control: the mask alone")
+    titles = ("ROAR: important pixels removed", "KAR: important pixels kept", "control: mask only")
     _finish(axes, titles)
     axes[1].set_xlabel("fraction of pixels kept")
     page.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
@@ -262,20 +263,20 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
     ]
     head = ["method", "ROAR AUC", "paper", "blurred", "KAR AOC", "paper", "blurred"]
     note = (
-        "Lower is better, in both. Mean and standard deviation over seeds; blurred: one seed. The paper does "
-        "not give the normalisation of its areas: compare ranks and gaps, not the third digit."
+        "Lower is better in both. Mean and standard deviation over seeds; blurred: one seed. The paper does "
+        "not state how it normalises areas: compare ranks and gaps, not the third digit."
     )
     made = [Table(head, areas, note)]
     for mode in (*MODES, "mask"):
         rows = [[title_of(m), *_accuracies(metrics[m][mode]["accuracy"])] for m in methods]
-        said = "kept" if mode == "kar" else "removed"
-        names = {"roar": "ROAR", "kar": "KAR", "mask": "the mask alone"}
-        made.append(Table([f"{names[mode]}: accuracy", *(f"{p:g} {said}" for p in fractions)], rows))
+        action = "kept" if mode == "kar" else "removed"
+        names = {"roar": "ROAR", "kar": "KAR", "mask": "mask only"}
+        made.append(Table([f"{names[mode]}: accuracy", *(f"{p:g} {action}" for p in fractions)], rows))
     return made
 
 
 def _areas(found: dict[str, Any], method: str, which: int) -> list[str]:
-    """Ours, the paper's, and that of the blurred maps."""
+    """Our area, the paper's, and that of blurred maps."""
     paper = f"{PAPER_AREAS[method][which]:.4f}" if method in PAPER_AREAS else "–"
     ours = _with_spread(found["area"])
     return [ours, paper, f"{found['blurred']['area']:.4f}"]
@@ -298,12 +299,12 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         _lowest(metrics, methods, "roar", "RectGrad has the lowest ROAR area under the curve."),
         _lowest(metrics, methods, "kar", "RectGrad has the lowest KAR area over the curve."),
         Finding(
-            "The shape of the removed region tells nothing about the class (control).",
+            "The shape of the removed region reveals nothing about the class (control).",
             masks[most] < 0.15,
-            f"accuracy from the mask alone, at its best: {_list(masks)}; chance is 0.1",
+            f"highest accuracy from the mask only: {_list(masks)}; chance is 0.1",
         ),
         Finding(
-            "Random's two areas add up to 1, as they must (within 0.02).",
+            "The two areas of the random baseline add up to 1, as expected (within 0.02).",
             abs(total - 1) < 0.02,
             f"their sum is {total:.4f}",
         ),
@@ -317,12 +318,12 @@ def _list(values: dict[str, float]) -> str:
 
 
 def _lowest(metrics: dict[str, Any], methods: Sequence[str], mode: str, claim: str) -> Finding:
-    """RectGrad against the best other method, PRR aside: not told by fewer than three seeds, nor within the
-    95 % interval of the difference (Student's t, four degrees of freedom)."""
+    """RectGrad compared with the best other method except PRR. Inconclusive with fewer than three seeds, or
+    if the 95 % interval of the difference includes zero (Student's t, four degrees of freedom)."""
     areas = {m: metrics[m][mode]["area"] for m in methods}
     other = min((m for m in methods if not m.startswith("rectgrad")), key=lambda m: areas[m]["mean"])
     ours, theirs = areas["rectgrad"], areas[other]
     gap, error = theirs["mean"] - ours["mean"], np.hypot(theirs["std"], ours["std"]) / ours["n"] ** 0.5
-    told = None if ours["n"] < 3 or abs(gap) < 2.78 * error else bool(gap > 0)
+    holds = None if ours["n"] < 3 or abs(gap) < 2.78 * error else bool(gap > 0)
     ordered = sorted(methods, key=lambda m: areas[m]["mean"])
-    return Finding(claim, told, ", ".join(f"{title_of(m)} {areas[m]['mean']:.4f}" for m in ordered))
+    return Finding(claim, holds, ", ".join(f"{title_of(m)} {areas[m]['mean']:.4f}" for m in ordered))

@@ -1,9 +1,9 @@
-"""Not in the paper: does a map depend on what the network learned?
+"""Sanity checks, not in the paper: does a map depend on what the network learned?
 
-Layers get fresh random weights, from the output downwards one more each time (cascading), and each layer
-alone. A map that tells about the network must change: rank correlation, rank correlation of absolute
-values and SSIM with the map of the trained network, for the class that this one predicts (Adebayo et al.,
-2018). Later papers report weak sensitivity for RectGrad; what is true is in the numbers.
+Layers are re-initialised one after the other from the output to the input (cascading), and each layer alone.
+If a map explains the network, it must change. We measure rank correlation, rank correlation of absolute
+values and SSIM with the map of the trained network, for the class that the trained network predicts (Adebayo
+et al., 2018). Later papers report that RectGrad is not very sensitive.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TITLE = "Maps of networks with random weights (sanity checks)"
 PRESETS = {"quick": {"images": 25, "draws": 1}, "paper": {"images": 500, "draws": 3}}
 PAPER = "Not in the paper. Later papers report that RectGrad's maps depend only weakly on the weights."
 CAPTIONS = {
-    "": "How alike the maps of the trained network and of one with random layers are: rank correlation "
-    "(upper row) and SSIM (lower row). Left: layers lose their weights one after the other from the output "
-    "to the input. Right: each layer alone. A method passes where its curve falls to zero.",
+    "": "Similarity of the maps of the trained network and of a network with randomised layers: rank "
+    "correlation (upper row) and SSIM (lower row). Left: layers are randomised one after the other from the "
+    "output to the input. Right: each layer alone. A method passes if its curve falls to zero.",
 }
-LAYERS = ("dense2", "dense1", "conv4", "conv3", "conv2", "conv1")  # from the output
+LAYERS = ("dense2", "dense1", "conv4", "conv3", "conv2", "conv1")  # from the output to the input
 METHODS = (*COMPARED, "rectgrad_mod")
 KINDS = ("cascading", "alone")
 MEASURES = {"rank": "rank correlation", "rank_absolute": "rank correlation, absolute", "ssim": "SSIM"}
 
 
 def randomised(module: nn.Module, layers: tuple[str, ...], seed: int) -> nn.Module:
-    """A copy whose layers are as a fresh network has them."""
+    """A copy of the network with the named layers re-initialised."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(10_000 + seed)
         fresh = CifarCNN()
@@ -54,34 +54,34 @@ def randomised(module: nn.Module, layers: tuple[str, ...], seed: int) -> nn.Modu
 def run(lab: Lab) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     draws = range(lab.numbers["draws"])
-    with lab.watch(len(METHODS) * len(draws), "sanity") as advance:
+    with lab.progress(len(METHODS) * len(draws), "sanity") as advance:
         for method in METHODS:
             found = []
             for draw in draws:
-                found.append(lab.parts.part(f"{method} {draw}", partial(_measured, lab, method, draw)))
+                found.append(lab.parts.part(f"{method} {draw}", partial(_measure, lab, method, draw)))
                 advance()
             metrics[method] = {
-                kind: {key: _joined([each[kind][key] for each in found]) for key in MEASURES}
+                kind: {key: _combine([each[kind][key] for each in found]) for key in MEASURES}
                 for kind in KINDS
             }
     return metrics
 
 
-def _joined(draws: list[list[list[float]]]) -> list[dict[str, Any]]:
-    """For each layer, over the pictures; a picture's value is the mean over draws of random weights."""
+def _combine(draws: list[list[list[float]]]) -> list[dict[str, Any]]:
+    """The spread over images for each layer; the value of an image is the mean over random draws."""
     found = []
     for layer in zip(*draws, strict=True):
-        values = np.array(layer, dtype=np.float64)  # draws, pictures
-        told = ~np.isnan(values)
-        means = np.where(told, values, 0).sum(0) / np.where(told.any(0), told.sum(0), np.nan)
+        values = np.array(layer, dtype=np.float64)  # draws, images
+        valid = ~np.isnan(values)
+        means = np.where(valid, values, 0).sum(0) / np.where(valid.any(0), valid.sum(0), np.nan)
         each = [
-            float(row[keep].mean()) if keep.any() else None for row, keep in zip(values, told, strict=True)
+            float(row[keep].mean()) if keep.any() else None for row, keep in zip(values, valid, strict=True)
         ]
         found.append({**spread(means), "draws": each})
     return found
 
 
-def _measured(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list[float]]]]:
+def _measure(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list[float]]]]:
     x, _ = lab.test()
     target = logits(lab.network, x).argmax(1)
     before = comparison_map(lab.network, x, method, target)
@@ -94,12 +94,12 @@ def _measured(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list
         found[kind] = {key: [] for key in MEASURES}
         for layers in chosen:
             after = comparison_map(randomised(lab.network, layers, draw), x, method, target)
-            for key, values in _alike(before, after).items():
+            for key, values in _similarities(before, after).items():
                 found[kind][key].append(values.tolist())
     return found
 
 
-def _alike(a: Tensor, b: Tensor) -> dict[str, Tensor]:
+def _similarities(a: Tensor, b: Tensor) -> dict[str, Tensor]:
     return {
         "rank": rank_correlation(a, b),
         "rank_absolute": rank_correlation(a, b, absolute=True),
@@ -133,30 +133,30 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
                 [title_of(method), *(mean(each) for each in found[kind][key])]
                 for method, found in metrics.items()
             ]
-            said = "from the output up to" if kind == "cascading" else "alone:"
-            note = f"{MEASURES[key]}, layers random {said} the one named."
+            which = "the layers from the output to" if kind == "cascading" else "only"
+            note = f"{MEASURES[key]}; {which} the named layer randomised."
             made.append(Table(["method", *LAYERS], rows, note))
     return made
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    said = {
-        "rank": "RectGrad's maps depend less on the weights than saliency's: with all layers random they are "
-        "more like the trained network's (rank correlation).",
-        "rank_absolute": "They are more like them also where signs do not count (rank correlation of "
-        "absolute values).",
-        "ssim": "They are more like them also by SSIM (which is high between maps that share zeros).",
+    claims = {
+        "rank": "RectGrad's maps depend less on the weights than saliency maps: with all layers randomised "
+        "they are more similar to those of the trained network (rank correlation).",
+        "rank_absolute": "They are also more similar if signs are ignored (rank correlation of absolute "
+        "values).",
+        "ssim": "They are also more similar by SSIM (which is high for maps that share zeros).",
     }
-    return [Finding(claim, *_less_sensitive(metrics, key)) for key, claim in said.items()]
+    return [Finding(claim, *_less_sensitive(metrics, key)) for key, claim in claims.items()]
 
 
 def _less_sensitive(metrics: dict[str, Any], key: str) -> tuple[bool | None, str]:
-    """By the intervals with all layers random: apart, or the numbers do not tell."""
+    """Compares the values with all layers randomised; None (inconclusive) if the intervals overlap."""
     ends = {name: found["cascading"][key][-1] for name, found in metrics.items()}
     ours, theirs = (ends[name].get("interval", (-1.0, 1.0)) for name in ("rectgrad", "saliency"))
-    told = True if ours[0] > theirs[1] else (False if ours[1] < theirs[0] else None)
+    holds = True if ours[0] > theirs[1] else (False if ours[1] < theirs[0] else None)
     if len(ends["rectgrad"].get("draws", LAYERS)) < 2:
-        told = None  # one random network is one random network
+        holds = None  # a single random network is not enough
     ordered = sorted(ends, key=lambda name: -ends[name].get("mean", -1.0))
     values = ", ".join(f"{title_of(name)} {number(ends[name].get('mean', np.nan))}" for name in ordered)
-    return told, f"{MEASURES[key]} with all layers random: {values}"
+    return holds, f"{MEASURES[key]} with all layers randomised: {values}"

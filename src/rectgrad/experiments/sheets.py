@@ -1,4 +1,4 @@
-"""Sheets of pictures and their maps, for the figures of experiments."""
+"""Sheets of images and their maps, for the figures of the experiments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rectgrad.methods import Method
 from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import gini
 
-CELL, LARGE = 112, 168  # of small pictures and of photos, in pixels
+CELL, LARGE = 112, 168  # height in pixels of images of the dataset and of photos
 
 
 def methods(names: Sequence[str] = COMPARED) -> dict[str, Method]:
-    """title -> method, as the paper draws them."""
+    """Methods by title, as in the paper's figures."""
     return {title_of(name): shown(name) for name in names}
 
 
@@ -29,7 +29,7 @@ def picture(pixels: np.ndarray) -> Image.Image:
 
 
 def planes(module: nn.Module, x: Tensor, chosen: Mapping[str, Method]) -> dict[str, list[np.ndarray]]:
-    """method -> a map for each picture, summed over colours, for its largest logit."""
+    """Maps of all images by method, summed over channels, for the top class."""
     x = x.to(next(module.parameters()).device)
     return {
         name: [image.plane(m) for m in attribute(module, x, method, batch_size=8)]
@@ -43,9 +43,9 @@ def rows(
     names: Sequence[str] = (),
     cut: bool = False,
 ) -> list[list[image.Panel]]:
-    """A row a picture: itself, then its maps with their Gini index. Titles stand over the first row.
+    """One row per image: the image, then its maps with their Gini index. Only the first row has titles.
 
-    cut: with the final threshold, which RectGrad goes without.
+    `cut` applies the final threshold, which RectGrad does not use.
     """
     found = []
     for i, picture in enumerate(pictures):

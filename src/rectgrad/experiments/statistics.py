@@ -1,4 +1,4 @@
-"""One value a picture to mean, spread and interval; two to their paired difference."""
+"""Mean, spread and interval of one value per image, and paired differences of two."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 
 Values = Tensor | np.ndarray | Sequence[float]
-FEW = 20  # fewer values than this have a standard deviation, but no interval
+FEW = 20  # fewer values get a standard deviation, but no interval
 
 
 def spread(values: Values) -> dict[str, Any]:
-    """Mean, its 95 % interval (1.96 standard errors), standard deviation, quartiles, the 5th and 95th
-    percentile and the number. Values that are not defined (NaN) are left out and counted."""
+    """Mean, 95 % interval of the mean (1.96 standard errors), standard deviation, quartiles, 5th and 95th
+    percentile, and the number of values. Undefined values (NaN) are excluded and counted."""
     given = np.asarray(values, dtype=np.float64)
     found = given[~np.isnan(given)]
     if not len(found):
@@ -30,12 +30,12 @@ def spread(values: Values) -> dict[str, Any]:
 
 
 def difference(values: Values, base: Values) -> dict[str, Any]:
-    """How much higher the values are than those of the base, picture by picture."""
+    """The spread of the paired differences to the base, image by image."""
     return spread(np.asarray(values, dtype=np.float64) - np.asarray(base, dtype=np.float64))
 
 
 def by_method(values: Mapping[str, Mapping[str, Values]], base: str = "rectgrad") -> dict[str, Any]:
-    """method -> measure -> values, to spreads; `above`: of each measure, the difference to the base's."""
+    """Spreads by method and measure; `above` has the paired differences to the base method."""
     return {
         method: {
             **{key: spread(found) for key, found in measures.items()},

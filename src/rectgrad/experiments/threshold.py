@@ -1,9 +1,9 @@
-"""Figure 4: what the percentile q does. Maps on photos, and as curves over q: sparsity, overlap with q = 98,
-and for each layer tau and the share of scores that are exactly zero.
+"""Figure 4: the effect of the percentile q. Shows maps of photos, and curves over q: sparsity, overlap with
+q = 98, and for each layer tau and the share of scores that are exactly zero.
 
-The overlap of two maps is the sum over pixels of the smaller of their shares of attribution: 1 for the same
-map, 0 for maps on different pixels. tau is given as a share of the layer's largest score, so that layers
-compare. The paper only speculates that tau is near 0 from q = 20 to 80.
+The overlap of two maps is the sum over pixels of the smaller share of attribution: 1 for equal maps, 0 for
+maps on different pixels. tau is relative to the layer's largest score, so that layers are comparable. The
+paper only speculates that tau is near 0 from q = 20 to 80.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from rectgrad.methods import RectGrad
 from rectgrad.metrics import gini, zero_share
 from rectgrad.rules.rectified import score
 
-TITLE = "The threshold's percentile (Figure 4)"
+TITLE = "The percentile of the threshold (Figure 4)"
 PHOTOS = True
 LEVELS = [0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 95, 98, 99]
 PRESETS = {"quick": {"images": 50, "q": LEVELS}, "paper": {"images": 1000, "q": LEVELS}}
 PAPER = (
-    "Incomprehensible maps at q = 0, hardly a change from 20 to 80, sparse beyond; the authors speculate "
-    "that tau is close to 0 from 20 to 80, because most activations are zero."
+    "Maps are incomprehensible at q = 0, hardly change from 20 to 80, and are sparse above 80; the authors "
+    "speculate that tau is close to 0 from 20 to 80, because most activations are zero."
 )
 CAPTIONS = {
-    "": "Over q, mean over pictures: how sparse maps are (left) and how much they overlap with the map at "
-    "q = 98 (second), for the CNN on the dataset and for the network of the photos; then, for the CNN's "
-    "layers, tau as a share of the layer's largest score, and the share of scores that are exactly zero. A "
-    "flat stretch is where q does not matter; tau is zero where its curve lies on the dotted line.",
-    "photos": "RectGrad on photos: tau = 0 (guided backprop times input, but for the padding trick), then "
-    "rising q. See where the picture stops changing and where only parts of the object are left.",
-    "pictures": "RectGrad on pictures of the dataset: tau = 0, then rising q, as for photos.",
+    "": "Means over images as a function of q: sparsity of the maps (first) and overlap with the map at "
+    "q = 98 (second), for the CNN on the dataset and for the network of the photos; for each layer of the "
+    "CNN, tau relative to the layer's largest score (third) and the share of scores that are exactly zero "
+    "(fourth). q does not matter where a curve is flat; tau is zero where its curve meets the dotted line.",
+    "photos": "RectGrad on photos: tau = 0 (guided backprop times input, except for the padding trick), then "
+    "increasing q. Note where the map stops changing and where only parts of the object remain.",
+    "pictures": "RectGrad on images of the dataset: tau = 0, then increasing q, as for photos.",
 }
 SHOWN = (0, 10, 20, 80, 90, 95, 99)
 
 
 @dataclass(frozen=True)
 class Watching(RectGrad):
-    """RectGrad that notes, at each rectifier, tau and how many scores are zero."""
+    """RectGrad that records tau and the share of zero scores at each rectified activation."""
 
     seen: Any = None  # a list, filled from the output to the input
 
@@ -82,9 +82,9 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def _curves(lab: Lab, what: str, module: nn.Module, x: Tensor, levels: list[float]) -> dict[str, Any]:
     found = []
-    with lab.watch(len(levels), f"threshold, {what}") as advance:
+    with lab.progress(len(levels), f"threshold, {what}") as advance:
         for q in levels:
-            found.append(lab.parts.part(f"{what} {q}", partial(_measured, module, x, q)))
+            found.append(lab.parts.part(f"{what} {q}", partial(_measure, module, x, q)))
             advance()
     names = lab.parts.part(f"{what} layers", partial(_layers, module, x))
     about = {key: [each[key] for each in found] for key in ("gini", "zero_share", "overlap")}
@@ -101,7 +101,7 @@ def _curves(lab: Lab, what: str, module: nn.Module, x: Tensor, levels: list[floa
 
 
 def _kept(module: nn.Module, x: Tensor) -> dict[str, Any]:
-    """How much the maps at q = 20 and at q = 80 overlap."""
+    """The overlap of the maps at q = 20 and q = 80."""
     device = next(module.parameters()).device
     found = [
         overlap(*(attribute(module, rows.to(device), "rectgrad", q=q).sum(1).cpu() for q in (20, 80)))
@@ -115,7 +115,7 @@ def _layers(module: nn.Module, x: Tensor) -> list[str]:
     return [name for name, _ in layer_attributions(module, x[:1].to(device), "rectgrad")]
 
 
-def _measured(module: nn.Module, x: Tensor, q: float, batch: int = 50) -> dict[str, Any]:
+def _measure(module: nn.Module, x: Tensor, q: float, batch: int = 50) -> dict[str, Any]:
     device = next(module.parameters()).device
     maps, usual = [], []
     seen: list[list[Any]] = []
@@ -159,11 +159,11 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
 def _curve_figure(metrics: dict[str, Any]) -> Figure:
     page = Figure(figsize=(14, 3.6), layout="constrained")
     axes = page.subplots(1, 4)
-    for what, said in (("cnn", "CNN"), ("photos", "photos")):
+    for what, label in (("cnn", "CNN"), ("photos", "photos")):
         if what in metrics:
             found = metrics[what]
-            axes[0].plot(found["q"], _means(found["gini"]), label=said)
-            axes[1].plot(found["q"], _means(found["overlap"]), label=said)
+            axes[0].plot(found["q"], _means(found["gini"]), label=label)
+            axes[1].plot(found["q"], _means(found["overlap"]), label=label)
     for name, layer in metrics["cnn"]["layers"].items():
         axes[2].plot(metrics["cnn"]["q"], _means(layer["tau"]), label=name)
         axes[3].plot(metrics["cnn"]["q"], _means(layer["zeros"]), label=name)
@@ -189,8 +189,8 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         kept = [i for i, q in enumerate(found["q"]) if q in (0, 20, 50, 80, 90, 95, 98, 99)]
         head = [f"{what}, n = {found['n']}", *(f"q = {found['q'][i]}" for i in kept)]
         rows = [
-            [said, *(number(found[key][i]["mean"]) for i in kept)]
-            for key, said in (
+            [title, *(number(found[key][i]["mean"]) for i in kept)]
+            for key, title in (
                 ("gini", "Gini index"),
                 ("zero_share", "zero pixels"),
                 ("overlap", "overlap with 98"),
@@ -209,8 +209,8 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
     return made
 
 
-def _told(found: dict[str, Any], sparser: bool, enough: float = 0.9) -> bool | None:
-    """Whether maps are nearly the same, by the interval of their overlap, and change more beyond."""
+def _holds(found: dict[str, Any], sparser: bool, enough: float = 0.9) -> bool | None:
+    """Whether maps hardly change (by the interval of their overlap) and become sparser above 80."""
     low, high = found.get("interval", (0.0, 1.0))
     if low <= enough <= high:
         return None
@@ -225,8 +225,8 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         change, before, after = (abs(sparse[at[b]] - sparse[at[a]]) for a, b in ((20, 80), (0, 20), (80, 99)))
         found.append(
             Finding(
-                f"{what}: maps hardly change from q = 20 to 80, and become sparse beyond.",
-                _told(about["overlap_20_80"], after > change),
+                f"{what}: maps hardly change from q = 20 to 80 and become sparse above.",
+                _holds(about["overlap_20_80"], after > change),
                 f"overlap of the maps at 20 and 80: {mean(about['overlap_20_80'])}; the Gini index changes "
                 f"by {number(before)} from 0 to 20, {number(change)} from 20 to 80, {number(after)} from "
                 "80 to 99",
@@ -241,7 +241,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             Finding(
                 f"{what}: tau is close to 0 from q = 20 to 80 (within 1 % of the layer's largest score).",
                 not far,
-                f"true of {len(near) - len(far)} of {len(near)} layers"
+                f"true for {len(near) - len(far)} of {len(near)} layers"
                 + (
                     f"; furthest: {max(far, key=far.__getitem__)}, {number(max(far.values()))}" if far else ""
                 ),

@@ -1,4 +1,4 @@
-"""The units of the CNN: what its convolutions let through, and which of it lies on the object."""
+"""The units of the CNN: activations of its convolutions, and masks at their resolution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAYERS = {"conv1": "relu1", "conv2": "relu2", "conv3": "relu3", "conv4": "relu4"
 
 @torch.no_grad()
 def activations(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What comes out of the ReLU after each convolution."""
+    """The output of the ReLU after each convolution."""
     found: dict[str, Tensor] = {}
     hooks = [
         getattr(module, relu).register_forward_hook(lambda _, __, y, name=name: found.update({name: y.cpu()}))
@@ -26,5 +26,5 @@ def activations(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def resized(masks: Tensor, side: int) -> Tensor:
-    """Masks for a layer of lower resolution: true where at least half of a pixel's area is."""
+    """Masks at a lower resolution: true where at least half of the area is."""
     return F.avg_pool2d(masks.float().unsqueeze(1), masks.shape[-1] // side).squeeze(1) >= 0.5

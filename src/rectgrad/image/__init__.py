@@ -1,4 +1,4 @@
-"""Maps to pictures: colours, overlays, sheets of panels, figures for papers and notebooks."""
+"""Draws maps: colours, overlays, sheets of panels, and figures for papers and notebooks."""
 
 from rectgrad.image.colour import (
     cap,

@@ -1,7 +1,7 @@
-"""One map to one picture: channels summed, outliers capped, values to colours.
+"""Converts a map to a picture: sums channels, caps outliers and maps values to colours.
 
-The conventions are the paper's: the sum over channels, capped at the 0.5th and 99.5th percentile, blue for
-negative, white for zero, red for positive, symmetric about zero.
+The conventions are those of the paper: the sum over channels, capped at the 0.5th and 99.5th percentile, blue
+for negative, white for zero, red for positive, symmetric about zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# Colours from the most negative value over zero to the most positive one. Zero is the colour of the page.
+# Colours from the most negative value over zero to the most positive one. Zero has the background colour.
 COLOURS: dict[str, tuple[str, ...]] = {
     "signed": ("#0b2a6f", "#2f62c9", "#93b4ee", "#ffffff", "#f3a08f", "#d1332b", "#6d0712"),
     "signed_dark": ("#b9d2ff", "#5b8def", "#23407f", "#101114", "#7f2420", "#f0604d", "#ffd0c4"),
@@ -21,29 +21,29 @@ COLOURS: dict[str, tuple[str, ...]] = {
 
 
 def plane(values: Any) -> np.ndarray:
-    """A map (C, H, W), (H, W) or a batch of one, as (H, W): the sum over its channels."""
+    """Sums a map (C, H, W), (H, W) or (1, C, H, W) over its channels: (H, W)."""
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     array = np.asarray(values, dtype=np.float32)
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
     if array.ndim not in (2, 3):
-        raise ValueError(f"a map is (H, W) or (C, H, W), one at a time; got shape {array.shape}")
+        raise ValueError(f"expected a single map, (H, W) or (C, H, W), not shape {array.shape}")
     return array.sum(0) if array.ndim == 3 else array
 
 
 def final_threshold(values: Any, percentile: float = 95.0) -> np.ndarray:
-    """The map with everything below its own percentile set to zero (to the threshold, where that is
-    negative): what baselines are given to look as sparse as RectGrad."""
+    """Sets everything below a percentile of the map to zero (or to the threshold, if that is negative). The
+    paper applies it to the baselines, to make them as sparse as RectGrad."""
     flat = plane(values)
     threshold = np.percentile(flat, percentile)
     return np.where(flat < threshold, min(threshold, 0.0), flat).astype(np.float32)
 
 
 def cap(values: Any, low: float = 0.5, high: float = 99.5) -> tuple[np.ndarray, float]:
-    """The map between its low and high percentile, and the largest absolute value left.
+    """Clips the map to its low and high percentile. Returns it with its largest absolute value.
 
-    Where a percentile is 0 (a sparse map), the extreme value takes its place.
+    If a percentile is 0 (a sparse map), the minimum or maximum is used instead.
     """
     flat = plane(values)
     bottom, top = np.percentile(flat, [low, high])
@@ -54,7 +54,7 @@ def cap(values: Any, low: float = 0.5, high: float = 99.5) -> tuple[np.ndarray, 
 def colours(name: str = "signed", count: int = 256) -> np.ndarray:
     """A colour table (count, 3), 0 to 255."""
     if name not in COLOURS:
-        raise ValueError(f"unknown colours {name!r}; there are {', '.join(COLOURS)}")
+        raise ValueError(f"unknown colours {name!r}; colours are {', '.join(COLOURS)}")
     stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS[name]], dtype=np.float32)
     at, of = np.linspace(0, 1, count), np.linspace(0, 1, len(stops))
     return np.stack([np.interp(at, of, stops[:, i]) for i in range(3)], axis=1)
@@ -65,19 +65,19 @@ def colour_names() -> list[str]:
 
 
 def scheme_of(values: Any, dark: bool = False) -> str:
-    """Colours that suit a map: signed where it has negative values."""
+    """The colours for a map: signed if it has negative values."""
     return ("signed" if plane(values).min() < 0 else "unsigned") + ("_dark" if dark else "")
 
 
 def colour(values: Any, name: str | None = None, dark: bool = False) -> Image.Image:
-    """The map as a picture, pixel for pixel."""
+    """Draws the map, one pixel per value."""
     name = name or scheme_of(values, dark)
     table = colours(name)
     return Image.fromarray(table[_index(values, name)].round().astype(np.uint8))
 
 
 def _index(values: Any, name: str) -> np.ndarray:
-    """Which of 256 colours each pixel takes."""
+    """The index of each pixel in a table of 256 colours."""
     capped, limit = cap(values)
     scaled = capped / limit if limit > 0 else capped
     if name.startswith("signed"):
@@ -86,12 +86,12 @@ def _index(values: Any, name: str) -> np.ndarray:
 
 
 def overlay(photo: Image.Image, values: Any, strength: float = 0.85, name: str | None = None) -> Image.Image:
-    """The map over a paler copy of the photo: the stronger a value, the less of the photo is seen."""
+    """Draws the map over a pale copy of the photo. Strong values are opaque, weak ones transparent."""
     name = name or scheme_of(values)
     capped, limit = cap(values)
     weight = np.abs(capped) / limit if limit > 0 else np.zeros_like(capped)
     alpha = _resized(np.sqrt(weight), photo.size)[..., None] * strength
-    # Weak values show by being transparent, not by being pale: a pale tint would only fog the photo.
+    # Weak values are transparent rather than pale, because a pale tint would only fog the photo.
     strong = np.sign(capped) * (0.5 + 0.5 * weight)
     index = np.clip((strong + 1) / 2 if name.startswith("signed") else strong, 0, 1) * 255
     tint_small = Image.fromarray(colours(name)[index.round().astype(np.intp)].round().astype(np.uint8))
@@ -109,6 +109,6 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def upsample(picture: Image.Image, size: tuple[int, int], smooth: bool = False) -> Image.Image:
-    """A picture at another size: whole pixels, or smoothed."""
+    """Resizes a picture, with visible pixels or smoothed."""
     kind = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
     return picture if picture.size == size else picture.resize(size, kind)

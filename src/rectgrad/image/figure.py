@@ -1,4 +1,4 @@
-"""Figures for papers and notebooks, with matplotlib: its own fonts, vector output, a labelled colour bar."""
+"""Matplotlib figures for papers and notebooks, with vector output and a labelled colour bar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def figure(
     name: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """A map with its colour bar; with a photo, the photo and an overlay beside it."""
+    """A map with its colour bar; with a photo, also the photo and an overlay."""
     from matplotlib.figure import Figure
 
     panels = 1 if photo is None else 3
@@ -41,7 +41,7 @@ def figure(
 
 
 def show(values: Any, photo: Image.Image | None = None, title: str = "", **options: Any) -> Image.Image:
-    """One call in a notebook: the last line of a cell shows the picture it returns, in every notebook."""
+    """Returns the figure as a picture, which a notebook displays if the call is the last line of a cell."""
     drawn = io.BytesIO()
     figure(values, photo, title, **options).savefig(drawn, format="png", dpi=120)
     return Image.open(drawn)

@@ -1,4 +1,4 @@
-"""Sheets: rows of titled panels on one page, drawn with Pillow alone (fast enough for thousands)."""
+"""Sheets: rows of titled panels on one page, drawn with Pillow (fast enough for thousands)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ GAP = 12
 
 
 class Panel(NamedTuple):
-    """A picture with a title above it; a second, fainter line under that."""
+    """A picture with a title and an optional note in a lighter colour above it."""
 
     picture: Image.Image
     title: str = ""
     note: str = ""
     framed: bool = True
-    smooth: bool = False  # enlarge without visible pixels: for photos, not for maps
+    smooth: bool = False  # interpolate when enlarged: for photos, not for maps
 
 
 @functools.cache
 def font(size: int) -> Any:
-    """DejaVu Sans, which comes with matplotlib and knows most alphabets; else Pillow's own."""
+    """DejaVu Sans from matplotlib, which covers most alphabets; else the default font of Pillow."""
     spec = importlib.util.find_spec("matplotlib")
     place = Path(spec.origin).parent if spec and spec.origin else Path()
     path = place / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
@@ -40,7 +40,7 @@ def font(size: int) -> Any:
 
 
 def bar(values: Any, height: int, dark: bool = False, name: str | None = None) -> Image.Image:
-    """A colour bar for `colour(values)`: the numbers at its ends are the map's own, after capping."""
+    """A colour bar for `colour(values)`, labelled with the limits of the capped map."""
     name = name or scheme_of(values, dark)
     limit = cap(values)[1]
     low = -limit if name.startswith("signed") else 0.0
@@ -67,8 +67,8 @@ def sheet(
     cell: int | None = None,
     dark: bool = False,
 ) -> Image.Image:
-    """Rows of panels. `labels` stand left of the rows, `caption` above everything; `cell` is the height
-    of the pictures (None: that of the tallest)."""
+    """Draws rows of panels, with `labels` to the left of the rows and `caption` above everything. `cell` is
+    the height of the pictures (None: that of the tallest)."""
     height = cell or max(panel.picture.height for row in rows for panel in row)
     scaled = [[_scaled(panel, height) for panel in row] for row in rows]
     left = 0 if not labels else GAP + max(int(font(14).getlength(label)) for label in labels)
@@ -100,7 +100,7 @@ def _scaled(panel: Panel, height: int) -> Panel:
 
 
 def _columns(rows: Sequence[Sequence[Panel]]) -> list[int]:
-    """Column widths: of the widest picture or title in each."""
+    """The width of each column: its widest picture or title."""
     count = max(len(row) for row in rows)
     return [max(_width(row[i]) for row in rows if i < len(row)) for i in range(count)]
 

@@ -1,1 +1,1 @@
-"""rectgrad inside other libraries: `rectgrad.interop.captum`, `rectgrad.interop.quantus`."""
+"""Adapters for other libraries: `rectgrad.interop.captum` and `rectgrad.interop.quantus`."""

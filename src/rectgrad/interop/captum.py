@@ -1,4 +1,4 @@
-"""Every method as a Captum attribution: NoiseTunnel, Captum's metrics and its visualisation take it.
+"""Makes every method a Captum attribution, for use with NoiseTunnel, Captum's metrics and visualisation.
 
 from rectgrad.interop.captum import MethodAttribution
 rectified = MethodAttribution(model, "rectgrad", q=95)
@@ -28,48 +28,50 @@ from rectgrad.methods.catalog import as_method
 
 
 class MethodAttribution(Attribution):
-    """A method of rectgrad with Captum's interface. method: a name in METHODS with its options as keywords,
-    or an instance."""
+    """A method of rectgrad with Captum's interface.
+
+    `method` is a name in METHODS, with its options as keyword arguments, or an instance.
+    """
 
     def __init__(self, forward_func: Callable[..., Any], method: str | Method = "rectgrad", **options: Any):
         super().__init__(forward_func)
         self.method = as_method(method, options)
 
-    @log_usage()  # NoiseTunnel looks for what this wraps
+    @log_usage()  # NoiseTunnel expects a decorated method
     def attribute(
         self, inputs: Any, target: Any = None, additional_forward_args: Any = None, **_: Any
     ) -> Any:
-        """A map like the inputs. target: as Captum has it: an int, a tensor or list with one for each sample,
-        or tuples, for outputs of more dimensions. None: the only output, or each sample's largest."""
+        """Returns maps shaped like the inputs. `target` follows Captum: an int, a tensor or list with one
+        class per sample, or tuples for outputs with more dimensions. None: the only or the largest output."""
         args = additional_forward_args
-        further = () if args is None else args if isinstance(args, tuple) else (args,)
-        return attribute(self.forward_func, inputs, self.method, score(target), forward_args=further)
+        forward_args = () if args is None else args if isinstance(args, tuple) else (args,)
+        return attribute(self.forward_func, inputs, self.method, score(target), forward_args=forward_args)
 
     @property
     def multiplies_by_inputs(self) -> bool:
-        """Whether the map is an amount of the score rather than a slope."""
+        """Whether the map contains the factor `input`."""
         always = isinstance(self.method, (GradientXInput, IntegratedGradients, EpsilonLRP, DeepLift))
         return always or bool(getattr(self.method, "multiply_by_input", False))
 
 
 def score(target: Any) -> Any:
-    """Captum's target as ours: places in an output of more dimensions become a function of the outputs."""
+    """Converts Captum's target to ours: tuples become a function that indexes the outputs."""
     if isinstance(target, tuple):
-        return Place([target])
+        return OutputIndex([target])
     if isinstance(target, list) and target and isinstance(target[0], tuple):
-        return Place(target)
+        return OutputIndex(target)
     if isinstance(target, Tensor) and target.numel() == 1:
         return int(target)
     return target
 
 
-class Place:
-    """A target: one number of each sample's output, at the same place for all or each at its own."""
+class OutputIndex:
+    """A target that indexes the output of each sample, with one index for all or one per sample."""
 
-    def __init__(self, places: list[tuple[int, ...]]) -> None:
-        self.places = places
+    def __init__(self, indices: list[tuple[int, ...]]) -> None:
+        self.indices = indices
 
     def __call__(self, outputs: Any) -> Tensor:
         values = logits(outputs)
-        places = self.places * len(values) if len(self.places) == 1 else self.places
-        return torch.stack([sample[place] for sample, place in zip(values, places, strict=True)])
+        indices = self.indices * len(values) if len(self.indices) == 1 else self.indices
+        return torch.stack([sample[index] for sample, index in zip(values, indices, strict=True)])

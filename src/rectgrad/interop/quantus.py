@@ -1,4 +1,4 @@
-"""Every method as an explanation for Quantus. Quantus itself is not needed here.
+"""Makes every method an explanation function for Quantus, which is not imported here.
 
 from rectgrad.interop.quantus import explain
 quantus.Sparseness()(model, x, y, None, explain_func=explain,
@@ -31,23 +31,25 @@ def explain(
     batch_size: int | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """Maps of a batch, summed over `reduce_axes` as Quantus's own functions do; () keeps the inputs' shape.
+    """Maps of a batch, summed over `reduce_axes` like Quantus's own functions; () keeps the input shape.
 
-    device: where to compute; None: where the model is. Further keywords are the method's options.
+    `device` defaults to that of the model. Other keyword arguments are options of the method.
     """
     chosen = as_method(method, options)
-    place = device or next((p.device for p in model.parameters()), torch.device("cpu"))
-    kind = next((p.dtype for p in model.parameters()), torch.float32)
-    x = torch.as_tensor(np.asarray(inputs)).to(place, kind)
-    wanted = None if targets is None else torch.as_tensor(np.asarray(targets)).to(place).long()
-    maps = attribute(model, x, chosen, wanted, batch_size=batch_size).float().cpu().numpy()
+    device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    x = torch.as_tensor(np.asarray(inputs)).to(device, dtype)
+    target = None if targets is None else torch.as_tensor(np.asarray(targets)).to(device).long()
+    maps = attribute(model, x, chosen, target, batch_size=batch_size).float().cpu().numpy()
     axes = tuple(reduce_axes)
     return maps if not axes or maps.ndim < 3 else maps.sum(axis=axes, keepdims=keepdims)
 
 
 def explain_func(method: str | Method = "rectgrad", **options: Any) -> partial[np.ndarray]:
-    """`explain` with a method and its options settled: `explain_func=explain_func("rectgrad", q=95)`."""
-    as_method(method, {k: v for k, v in options.items() if k not in _OWN})  # a mistake is said now
+    """`explain` with a fixed method and options: `explain_func=explain_func("rectgrad", q=95)`."""
+    as_method(
+        method, {k: v for k, v in options.items() if k not in _OWN}
+    )  # raises an error for invalid options now
     return partial(explain, method=method, **options)
 
 

@@ -1,8 +1,7 @@
-"""Many copies of the paper's CNN that learn at once, each from its own first weights and its own pictures.
+"""Trains many copies of the paper's CNN at once, each with its own initial weights and its own images.
 
-Every network sees exactly the data, the order and the arithmetic that it would see alone, to rounding: they
-share launches, nothing else. Tensors are bfloat16 with float32 weights, sums and Adam; or float32 or float64
-throughout.
+Up to rounding, every network is trained as it would be alone; the networks only share kernel launches.
+Tensors are bfloat16 with float32 weights, sums and Adam state; or float32 or float64 throughout.
 """
 
 from __future__ import annotations
@@ -18,49 +17,54 @@ from rectgrad.many import triton_cnn as kernels
 from rectgrad.many.occlusion import Occluded
 from rectgrad.models.cifar import CifarCNN
 
-# name: (side of the picture, channels in, channels out); the first one's input is 9 taps x 3 colours, as 32
+# name: (image size, channels in, channels out); the input of conv1 is 9 taps x 3 channels, padded to 32
 CONVOLUTIONS = {"conv1": (32, 32, 32), "conv2": (32, 32, 32), "conv3": (16, 32, 64), "conv4": (16, 64, 64)}
-# Parts of a convolution's positions, for the gradient of its weights: enough programs to fill a GPU.
+# Number of parts that the weight gradient is split into: enough programs to fill a GPU.
 PARTS = {"conv1": 32, "conv2": 32, "conv3": 16, "conv4": 8}
-BLOCKS = {"conv1": 128, "conv2": 128, "conv3": 64, "conv4": 64}  # positions at a time, there
+BLOCKS = {"conv1": 128, "conv2": 128, "conv3": 64, "conv4": 64}  # positions per block of the weight gradient
 SIDE = 32
 ADAM_BLOCK = 1024
 
 
 class Networks:
-    """N networks under training. `parameters`: name -> (N, ...), float32, as the kernels lay them out."""
+    """N networks in training. `parameters` maps names to (N, ...) tensors in the layout of the kernels."""
 
     def __init__(self, modules: Sequence[CifarCNN], device: str, dtype: torch.dtype = torch.bfloat16) -> None:
         self.n, self.device, self.dtype, self.steps = len(modules), device, dtype, 0
         stacked = [packed(module) for module in modules]
-        self.wide = torch.float64 if dtype == torch.float64 else torch.float32  # of weights, sums, Adam
+        self.wide = (
+            torch.float64 if dtype == torch.float64 else torch.float32
+        )  # type of weights, sums and Adam state
         self.parameters = {
             k: torch.stack([each[k] for each in stacked]).to(device, self.wide) for k in stacked[0]
         }
         self.moments = {
             k: (torch.zeros_like(value), torch.zeros_like(value)) for k, value in self.parameters.items()
         }
-        self.seen = {k: value.to(dtype, copy=True) for k, value in self.parameters.items()}  # by the kernels
+        self.seen = {
+            k: value.to(dtype, copy=True) for k, value in self.parameters.items()
+        }  # read by the kernels
         for name in self.parameters:
             if name.endswith("bias"):
-                self.seen[name] = self.parameters[name].clone()  # added to sums
+                self.seen[name] = self.parameters[name].clone()  # biases are added to sums
         self.sums = tl.float64 if dtype == torch.float64 else tl.float32
         self.precision = "tf32" if dtype == torch.bfloat16 else "ieee"
         self._space: dict[Any, Tensor] = {}
 
     def learn(self, data: Occluded, first: int, count: int, rate: float = 1e-3) -> Tensor:
-        """One step of all networks on `count` pictures from `first` on: their losses, (N,)."""
+        """One training step of all networks on `count` images, starting at `first`. Returns the losses,
+        (N,)."""
         kept = self._forward(data, first, count)
         losses, R = _loss(kept["logits"].to(self.wide), data.labels[first : first + count])
         self._update(self._backward(kept, R, count), rate)
         return losses
 
     def logits(self, data: Occluded, first: int, count: int) -> Tensor:
-        """(N, count, classes)."""
+        """The logits of all networks, (N, count, classes)."""
         return self._forward(data, first, count)["logits"].to(self.wide)
 
     def modules(self) -> list[CifarCNN]:
-        """The networks as they are."""
+        """The networks in their current state."""
         return [unpacked({k: v[i].cpu() for k, v in self.parameters.items()}) for i in range(self.n)]
 
     # --- one step ---------------------------------------------------------------------------------------
@@ -79,7 +83,7 @@ class Networks:
         return kept
 
     def _backward(self, kept: dict[str, Tensor], R: Tensor, count: int) -> dict[str, Tensor]:
-        """name -> the gradient of a parameter, (N, ...) or (N, parts, ...)."""
+        """The gradients of the parameters by name, (N, ...) or (N, parts, ...)."""
         found: dict[str, Tensor] = {}
         R = R.to(self.dtype)
         found["dense2.weight"] = kept["hidden"].transpose(1, 2) @ R
@@ -124,7 +128,7 @@ class Networks:
         return y
 
     def _back(self, name: str, R: Tensor, gate: Tensor, count: int) -> Tensor:
-        """The gradient at a convolution's input, where the layer below was active."""
+        """The gradient at the input of a convolution, where the layer below was active."""
         side, cin, _ = CONVOLUTIONS[name]
         positions = count * side * side
         g = self._buffer(f"{name} back", positions, cin)
@@ -152,7 +156,7 @@ class Networks:
         dw = self._buffer(f"{name} dw", parts * taps * cin, cout, self.wide)
         db = self._buffer(f"{name} db", parts, cout, self.wide)
         part = -(-positions // parts)
-        block = BLOCKS[name] // (2 if self.dtype == torch.float64 else 1)  # shared memory ends
+        block = BLOCKS[name] // (2 if self.dtype == torch.float64 else 1)  # fits into shared memory
         kernels.weigh[(parts, 1 if taps == 1 else 3, self.n)](
             x, R, dw, db, positions, part,
             SIDE=side, TAPS=taps, CIN=cin, COUT=cout, PRECISION=self.precision,
@@ -178,7 +182,7 @@ class Networks:
         return torch.baddbmm(bias, x, self.seen[f"{name}.weight"])
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Space for a tensor of each network: kept, for tensors of this size come back every step."""
+        """A buffer for a tensor of each network, reused in every step."""
         shape = (self.n, rows, columns)
         if (name, rows) not in self._space:
             self._space[name, rows] = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -194,11 +198,11 @@ def _loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return losses, logs.exp().scatter_add(2, index, -one) / len(labels)
 
 
-# --- weights as torch has them, and as the kernels take them -----------------------------------------------
+# --- conversion between torch's layout of weights and that of the kernels ----------------------------------
 
 
 def packed(module: CifarCNN) -> dict[str, Tensor]:
-    """Convolutions as (taps, in, out), the first one's 27 rows as 32; dense layers as (in, out)."""
+    """Convolutions as (taps, in, out), with the 27 rows of conv1 padded to 32; dense layers as (in, out)."""
     state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
     found = dict(state)
     for name in CONVOLUTIONS:
@@ -213,7 +217,7 @@ def packed(module: CifarCNN) -> dict[str, Tensor]:
 
 
 def unpacked(parameters: dict[str, Tensor]) -> CifarCNN:
-    """The other way round."""
+    """The inverse of `packed`."""
     state = dict(parameters)
     for name in CONVOLUTIONS:
         weight = parameters[f"{name}.weight"]

@@ -1,7 +1,7 @@
-"""Pictures with some of their pixels hidden, for each network its own: made on the fly, never stored.
+"""Images with hidden pixels, different for each network and generated on the fly.
 
-A network's pictures hide the pixels whose rank in a map lies in low..high. They become the mean colour; or,
-for the control that shows no picture at all, they are -1 and all others 1.
+The pixels whose rank in a map is in low..high are hidden: they become the mean colour. For the control
+without image content, hidden pixels are -1 and all others 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PIXELS = 32 * 32
 
 
 class Hidden(NamedTuple):
-    """Which pixels one network does not see. ranking: by which of them; mask_alone: without the picture."""
+    """The pixels hidden from one network: by which ranking, which ranks, and whether only the mask is
+    shown."""
 
     ranking: int
     low: int
@@ -27,7 +28,7 @@ class Hidden(NamedTuple):
 
 
 class Occluded:
-    """Pictures of many networks. ranks: (rankings, pictures, 1024) as int16, 0 for what matters most."""
+    """The images of many networks. `ranks` is (rankings, images, 1024) as int16, 0 for the most important."""
 
     def __init__(
         self, images: Images, ranks: Tensor, hidden: Sequence[Hidden], mean: Tensor, device: str
@@ -46,7 +47,7 @@ class Occluded:
         return len(self.labels)
 
     def inputs(self, network: int, first: int, count: int) -> Tensor:
-        """(count, 3, 32, 32): what one network sees, scaled."""
+        """(count, 3, 32, 32): the scaled inputs of one network."""
         rows, what = slice(first, first + count), self.hidden[network]
         rank = self.ranks[what.ranking, rows].unsqueeze(2)
         hidden = (rank >= what.low) & (rank < what.high)
@@ -57,7 +58,7 @@ class Occluded:
         return seen.reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)
 
     def pixels(self, first: int, count: int, out: Tensor) -> Tensor:
-        """What the first convolution of every network sees, gathered by a kernel into `out`."""
+        """Gathers the inputs of the first convolution of every network into `out`."""
         from rectgrad.many import triton_cnn as kernels
 
         positions, block = count * PIXELS, 128

@@ -1,8 +1,8 @@
-"""Triton kernels for many copies of the paper's CNN at once: the same step on N networks in one launch.
+"""Triton kernels for many copies of the paper's CNN: one launch performs the same step on N networks.
 
-Tensors are (network, picture, row, column, channel), weights (network, tap, channel in, channel out). A
-3 x 3 convolution is nine matrix products, one a tap, over the picture shifted by it; the first one is a
-single product over pixels already gathered by `pixels`. Sums are float32, or float64 where tensors are.
+Tensors are (network, image, row, column, channel), weights (network, tap, channel in, channel out). A 3 x 3
+convolution is nine matrix products, one per tap, over the shifted image; the first convolution is a single
+product over the pixels that `pixels` gathered. Sums are float32, or float64 for float64 tensors.
 """
 
 # mypy: ignore-errors
@@ -17,9 +17,9 @@ def pixels(
     images, ranks, which, low, high, kind, mean, out, first, count, rows,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the first convolution sees of each network's pictures: (network, position, taps x colours).
+    """The inputs of the first convolution of each network: (network, position, taps x channels).
 
-    A pixel whose rank lies in low..high is the mean colour. kind 1: the mask alone, -1 there and 1 elsewhere.
+    A pixel whose rank is in low..high gets the mean colour. With kind 1 only the mask is shown: -1 and 1.
     """
     n = tl.program_id(1)
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -53,7 +53,8 @@ def convolve(
     SIDE: tl.constexpr, TAPS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
     BACKWARD: tl.constexpr, PRECISION: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Forward: relu(x * w + bias). Backward: the gradient x through w, where the gate was active."""
+    """Forward: relu(x * w + bias). Backward: propagates the gradient x through w, where the gate was
+    active."""
     n = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     within = m < count
@@ -91,8 +92,8 @@ def weigh(
     SIDE: tl.constexpr, TAPS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
     PRECISION: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's weights and bias from a part of the positions: three taps of one row,
-    or the only one. Parts are added up by `adam`."""
+    """The gradient of the weights and bias of a convolution from a part of the positions, for three taps of
+    one row or the only tap. `adam` adds up the parts."""
     s, r = tl.program_id(0), tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
     parts = tl.num_programs(0)
@@ -138,7 +139,7 @@ def weigh(
 
 @triton.jit
 def pool(y, p, count, SIDE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest of each 2 x 2 window. count: pooled values of all networks."""
+    """2 x 2 max pooling. `count` is the number of pooled values of all networks."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = i < count
     c, place = i % C, i // C
@@ -153,7 +154,7 @@ def pool(y, p, count, SIDE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def unpool(R, y, p, g, count, SIDE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient goes to the first of a window's largest values, where that was active."""
+    """Passes the gradient to the first maximum of each window, if it was active."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = i < count
     c, place = i % C, i // C
@@ -177,7 +178,7 @@ def adam(
     p, m, v, copy, g, size, rate, correction1, correction2,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adam's step on one parameter of all networks. The gradient comes in parts; kernels read the copy."""
+    """An Adam step on one parameter of all networks. The gradient is given in parts; kernels read `copy`."""
     n = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < size

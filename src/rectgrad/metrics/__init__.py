@@ -1,15 +1,14 @@
-"""Numbers that describe saliency maps: how noisy, how sparse, where, how alike, how faithful.
+"""Metrics of saliency maps: noise, sparsity, location, similarity and faithfulness.
 
-Pure functions on batches: the first dimension counts samples and every metric returns one value per sample.
-Making maps, drawing them and averaging over a dataset live elsewhere.
+All metrics are pure functions on batches. The first dimension is the batch, and every metric returns one
+value per sample.
 
-A map is (N, H, W) or (N, C, H, W); any further dimensions between the first and the last two are channels
-too. Metrics without a notion of place (`gini`, `zero_share`, `rank_correlation`) take any (N, ...). Half
-types and integers are computed, and answered, in float32.
+A map is (N, H, W) or (N, C, H, W); all dimensions between the first and the last two are channels. Metrics
+that do not depend on positions (`gini`, `zero_share`, `rank_correlation`) take any (N, ...). Half types and
+integers are converted to float32.
 """
 
 from rectgrad.metrics.curves import area, deletion, insertion
-from rectgrad.metrics.likeness import rank_correlation, ssim
 from rectgrad.metrics.maps import (
     gini,
     in_box,
@@ -19,6 +18,7 @@ from rectgrad.metrics.maps import (
     total_variation,
     zero_share,
 )
+from rectgrad.metrics.similarity import rank_correlation, ssim
 
 __all__ = [
     "area",

@@ -1,4 +1,4 @@
-"""What every metric asks of its maps, and sums over one sample."""
+"""Shape checks and per-sample sums that the metrics share."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ def real(values: Tensor) -> Tensor:
 
 
 def images(call: str, maps: Tensor) -> Tensor:
-    """Maps as (N, C, H, W), in a type to compute with."""
+    """Maps as (N, C, H, W) in float32 or float64."""
     if maps.ndim < 3:
         raise ValueError(f"{call}(maps of shape {tuple(maps.shape)}): needs (N, H, W) or (N, C, H, W)")
     return real(maps).unsqueeze(1).flatten(1, -3)
 
 
 def samples(call: str, maps: Tensor) -> Tensor:
-    """Maps as (N, entries), in a type to compute with."""
+    """Maps as (N, entries) in float32 or float64."""
     if maps.ndim < 2:
         raise ValueError(f"{call}(maps of shape {tuple(maps.shape)}): needs (N, ...), samples first")
     return real(maps).flatten(1)
@@ -33,5 +33,5 @@ def total(values: Tensor) -> Tensor:
 
 
 def ratio(part: Tensor, total: Tensor) -> Tensor:
-    """part / total; 0 where there is nothing to share, since there `part` is 0 too."""
+    """part / total, and 0 where total is 0."""
     return part / torch.where(total == 0, 1, total)

@@ -1,4 +1,4 @@
-"""Insertion and deletion: how the score changes as pixels come or go in the order of the map."""
+"""Insertion and deletion: how the score changes as pixels are added or removed in the order of the map."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def deletion(
     baseline: float | Tensor = 0.0,
     batch_size: int | None = None,
 ) -> Tensor:
-    """`insertion` the other way round: pixels of `baseline` replace those of `inputs`."""
+    """The reverse of `insertion`: pixels of `baseline` replace those of `inputs`."""
     order = _pixel_order("deletion", inputs, maps)
     return _curve(model_score, inputs, _filled(baseline, inputs), order, steps, batch_size)
 
@@ -51,7 +51,7 @@ def area(curve: Tensor) -> Tensor:
 
 
 def _pixel_order(call: str, inputs: Tensor, maps: Tensor) -> Tensor:
-    """Place of each pixel in the order of importance, 0 first, in a shape that broadcasts to `inputs`."""
+    """The rank of each pixel, 0 for the most important, in a shape that broadcasts to `inputs`."""
     given = f"{call}(inputs of shape {tuple(inputs.shape)}, maps of shape {tuple(maps.shape)})"
     if inputs.ndim < 3 or maps.ndim < 3 or len(inputs) != len(maps) or inputs.shape[-2:] != maps.shape[-2:]:
         raise ValueError(f"{given}: needs (N, H, W) or (N, C, H, W), with the same N, H and W")
@@ -78,7 +78,7 @@ def _curve(
     steps: int,
     batch_size: int | None,
 ) -> Tensor:
-    """Scores, (N, steps + 1), on the way from `start` to `end`, pixel by pixel in the given order."""
+    """Scores, (N, steps + 1), as pixels of `end` replace those of `start` in the given order."""
     if steps < 1 or (batch_size is not None and batch_size < 1):
         raise ValueError(f"steps={steps}, batch_size={batch_size}: needs 1 or more (or batch_size=None)")
     pixels = order.shape[-2] * order.shape[-1]

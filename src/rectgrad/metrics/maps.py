@@ -1,4 +1,4 @@
-"""One map at a time: how noisy, how sparse, where."""
+"""Metrics of a single map: noise, sparsity and location."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def total_variation(maps: Tensor, normalize: bool = False) -> Tensor:
 
     TV(m) = sum |m[c, y+1, x] - m[c, y, x]| + sum |m[c, y, x+1] - m[c, y, x]|
 
-    `normalize` divides by sum |m|, so that maps of different scale compare; a zero map stays 0.
+    `normalize` divides by sum |m|, so that maps of different scale are comparable; a zero map gives 0.
     """
     maps = images("total_variation", maps)
     variation = total(maps.diff(dim=-2).abs()) + total(maps.diff(dim=-1).abs())
@@ -21,11 +21,12 @@ def total_variation(maps: Tensor, normalize: bool = False) -> Tensor:
 
 
 def gini(maps: Tensor) -> Tensor:
-    """Gini index of the n absolute values a_1 <= ... <= a_n of a map: 0 all equal, towards 1 one pixel.
+    """Gini index of the n absolute values a_1 <= ... <= a_n of a map: 0 if all are equal, near 1 for one
+    pixel.
 
     G = sum_i (2 i - n - 1) a_i / (n sum_i a_i)
 
-    A zero map is all equal: 0. Quantus' Sparseness divides by the largest value M of its batch and adds
+    A zero map gives 0. Quantus' Sparseness divides by the largest value M of its batch and adds
     1e-7 to every entry, which makes it smaller by the factor 1 + 1e-7 n M / sum(a): by less than 1e-4
     wherever the mean of a is above M / 1000.
     """
@@ -45,8 +46,8 @@ def zero_share(maps: Tensor) -> Tensor:
 def inside(maps: Tensor, mask: Tensor, share: bool = False) -> Tensor:
     """Attribution on the mask: sum of |map| where `mask` is True.
 
-    `mask` is boolean, (H, W), (N, H, W) or (N, 1, H, W), and holds for every channel. Absolute values,
-    because positive and negative attribution would cancel; for positive attribution only, pass
+    `mask` is boolean, (H, W), (N, H, W) or (N, 1, H, W), and applies to every channel. Absolute values
+    are used because positive and negative attribution would cancel; for positive attribution only, pass
     `maps.clamp(min=0)`. `share` divides by the sum of |map| over the whole map; a zero map has share 0.
     """
     within, without = _split(images("inside", maps), _mask("inside", maps, mask))
@@ -66,7 +67,7 @@ def in_box(maps: Tensor, box: Tensor | Sequence[int], share: bool = False) -> Te
 
 
 def pointing_game(maps: Tensor, mask: Tensor, tolerance: float = 0) -> Tensor:
-    """1 where the largest value of the channel-summed map lies on the mask, else 0.
+    """1 if the largest value of the channel-summed map is on the mask, else 0.
 
     `tolerance` also counts a peak at most that many pixels (Euclidean) from the mask. Of several largest
     values the first in reading order is the peak, so a constant map points at the upper left corner.
@@ -96,7 +97,7 @@ def _mask(call: str, maps: Tensor, mask: Tensor) -> Tensor:
 
 
 def _box_mask(maps: Tensor, box: Tensor | Sequence[int]) -> Tensor:
-    """True, in (N, H, W), in each sample's box."""
+    """(N, H, W), true inside the box of each sample."""
     boxes = _boxes(maps, torch.as_tensor(box, device=maps.device))
     top, left, tall, wide = boxes[:, :, None, None].unbind(1)
     rows = torch.arange(maps.shape[-2], device=maps.device)[:, None]
@@ -122,6 +123,7 @@ def _boxes(maps: Tensor, box: Tensor) -> Tensor:
 
 
 def _split(images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of |map| on and off the mask. A share is taken of their sum, so rounding never lifts it over 1."""
+    """Sums of |map| on and off the mask. Shares use the total of both, so that rounding keeps them below
+    1."""
     pixels = images.abs().sum(1)
     return total(torch.where(mask, pixels, 0)), total(torch.where(mask, 0, pixels))

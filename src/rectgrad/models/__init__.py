@@ -1,4 +1,4 @@
-"""Named image classifiers: a network with its weights, its class names and the inputs it expects."""
+"""Image classifiers by name: networks with their weights, class names and preprocessing."""
 
 from rectgrad.models.catalog import MODELS, Source, load
 from rectgrad.models.cifar import CifarCNN

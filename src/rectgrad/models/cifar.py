@@ -1,4 +1,5 @@
-"""The paper's CNN for CIFAR-10: four convolutions, two dense layers, a ReLU after all but the last."""
+"""The paper's CNN for CIFAR-10: four convolutions and two dense layers, with a ReLU after all but the
+last."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from torch import Tensor, nn
 
 
 class CifarCNN(nn.Module):
-    """For pictures of 32×32 pixels scaled to -1..1; fresh weights are Glorot-uniform with zero biases."""
+    """Takes images of 32×32 pixels scaled to -1..1. Initial weights are Glorot-uniform, biases zero."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 (https://github.com/tensorflow/tpu, models/official/efficientnet/lite), for inference.
 
-Attributes carry the names of the published weights' keys, so that a file of them loads as it is. What only
-training needs, dropout and stochastic depth, is left out.
+Attributes are named like the keys of the published weights, so that their files load unchanged. Dropout and
+stochastic depth, which only training needs, are omitted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# repeats, kernel, stride of the first, expansion, channels
+# repeats, kernel, stride of the first block, expansion, channels
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -22,7 +22,7 @@ STAGES = (
 
 
 class EfficientNetLite0(nn.Module):
-    """For pictures of 224×224 pixels scaled as (pixel - 127) / 128; every activation is a ReLU6."""
+    """Takes images of 224×224 pixels scaled as (pixel - 127) / 128; every activation is a ReLU6."""
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class EfficientNetLite0(nn.Module):
 
 
 class Block(nn.Module):
-    """Widen (unless expansion is 1), convolve each channel by itself, narrow; add the input where it fits."""
+    """Expansion (unless it is 1), depthwise convolution and projection, with a residual if shapes match."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution with TensorFlow's "same" padding: of an odd number of rows the far side gets more."""
+    """A convolution with TensorFlow's "same" padding: an odd number of rows puts one more on the far side."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(channels, out, kernel, stride, groups=groups, bias=False)

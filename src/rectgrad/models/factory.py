@@ -1,4 +1,4 @@
-"""A model made by a function in somebody's own file: path/to/file.py:factory."""
+"""Models from a function in a user's file: path/to/file.py:factory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rectgrad.models import weights
 from rectgrad.models.errors import ModelUnavailableError, reason
 from rectgrad.models.image_model import ImageModel
 
-# What most ImageNet networks expect; a factory that returns an ImageModel says otherwise.
-USUAL: dict[str, Any] = {
+# The preprocessing of most ImageNet networks; a factory can return an ImageModel with another one.
+DEFAULTS: dict[str, Any] = {
     "size": (224, 224),
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -30,36 +30,38 @@ def from_file(name: str, file: Path | None) -> ImageModel:
     path, _, factory = name.rpartition(":")
     if name.endswith(".py") or not factory:
         raise ValueError(
-            f"{name!r} names no factory; write FILE.py:FACTORY, a function that returns the network"
+            f"{name!r} has no factory; use FILE.py:FACTORY, with a function that returns the network"
         )
-    made = _made(Path(path), factory)
-    if isinstance(made, nn.Module):
-        made = ImageModel(name=name, module=made, labels=[], **USUAL)
-    if not isinstance(made, ImageModel):
-        raise TypeError(f"{name}() must return an nn.Module or an ImageModel, not {type(made).__name__}")
+    model = _call(Path(path), factory)
+    if isinstance(model, nn.Module):
+        model = ImageModel(name=name, module=model, labels=[], **DEFAULTS)
+    if not isinstance(model, ImageModel):
+        raise TypeError(f"{name}() must return an nn.Module or an ImageModel, not {type(model).__name__}")
     if file is not None:
-        weights.fill(made.module, weights.read(file), file)
-    return made
+        weights.fill(model.module, weights.read(file), file)
+    return model
 
 
-def _made(path: Path, factory: str) -> Any:
+def _call(path: Path, factory: str) -> Any:
     if not path.is_file():
-        raise ModelUnavailableError(f"{str(path)!r}: there is no such file")
-    with _beside(path):
+        raise ModelUnavailableError(f"{str(path)!r}: no such file")
+    with _importable_neighbours(path):
         try:
-            module = _imported(path)
+            module = _import_file(path)
         except Exception as error:
-            raise ModelUnavailableError(f"{path} does not import ({reason(error)})") from error
+            raise ModelUnavailableError(f"{path} cannot be imported ({reason(error)})") from error
         make = getattr(module, factory, None)
         if not callable(make):
-            raise ValueError(f"{path} has no function {factory!r}; it has {_functions(module) or 'none'}")
+            raise ValueError(
+                f"{path} has no function {factory!r}; it has {_functions(module) or 'no functions'}"
+            )
         try:
             return make()
         except Exception as error:
             raise ModelUnavailableError(f"{path}: {factory}() failed ({reason(error)})") from error
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     name = str(path.resolve())
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -71,8 +73,8 @@ def _imported(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[None]:
-    """As when Python runs a script: the files beside it can be imported."""
+def _importable_neighbours(path: Path) -> Iterator[None]:
+    """Lets the file import modules from its own folder, as if Python ran it as a script."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

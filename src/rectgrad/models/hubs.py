@@ -1,6 +1,6 @@
-"""Models by name from other packages: timm, torchvision and Hugging Face transformers.
+"""Models from other packages: timm, torchvision and Hugging Face transformers.
 
-Their own preprocessing is read and followed, except that pictures are always cropped, never squashed.
+Their own preprocessing is used, except that images are always cropped, never distorted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from rectgrad.models import classes, weights
 from rectgrad.models.image_model import ImageModel
-from rectgrad.models.packages import asking, imported
+from rectgrad.models.packages import errors_from, imported
 
 
 def timm(name: str, file: Path | None) -> ImageModel:
     own = _after(name)
     package = imported("timm", name, "pip install 'rectgrad[timm]'")
-    with asking("timm", name):
+    with errors_from("timm", name):
         module = package.create_model(own, pretrained=file is None)
         config = package.data.resolve_model_data_config(module)
         labels = (getattr(module, "pretrained_cfg", None) or {}).get("label_names") or ()
@@ -40,7 +40,7 @@ def timm(name: str, file: Path | None) -> ImageModel:
 def torchvision(name: str, file: Path | None) -> ImageModel:
     own = _after(name)
     models = imported("torchvision.models", name, "pip install torchvision")
-    with asking("torchvision", name):
+    with errors_from("torchvision", name):
         module = models.get_model(own, weights="DEFAULT" if file is None else None)
         published = models.get_model_weights(own).DEFAULT
         steps = published.transforms()
@@ -60,10 +60,12 @@ def torchvision(name: str, file: Path | None) -> ImageModel:
 
 def hugging_face(name: str, file: Path | None) -> ImageModel:
     if file is not None:
-        raise ValueError(f"{name} takes no weights={str(file)!r}: give the folder that holds them, hf:FOLDER")
+        raise ValueError(
+            f"{name} does not take weights={str(file)!r}: use a folder that contains them, hf:FOLDER"
+        )
     own = _after(name)
     package = imported("transformers", name, "pip install transformers")
-    with asking("transformers", name):
+    with errors_from("transformers", name):
         module = package.AutoModelForImageClassification.from_pretrained(own)
         processor = package.AutoImageProcessor.from_pretrained(own)
         id2label = module.config.id2label
@@ -73,7 +75,7 @@ def hugging_face(name: str, file: Path | None) -> ImageModel:
 
 
 def _inputs(processor: Any) -> dict[str, Any]:
-    """What a Hugging Face image processor does, in ImageModel's terms."""
+    """The preprocessing of a Hugging Face image processor as fields of an ImageModel."""
     from PIL import Image
 
     size, fraction = _sides(processor.size), getattr(processor, "crop_pct", None) or 1.0
@@ -99,7 +101,7 @@ def _sides(size: Any) -> tuple[int, int]:
 def _after(name: str) -> str:
     prefix, _, rest = name.partition(":")
     if not rest:
-        raise ValueError(f"{name!r} names no model; write {prefix}:NAME")
+        raise ValueError(f"{name!r} has no model name; use {prefix}:NAME")
     return rest
 
 

@@ -1,6 +1,6 @@
-"""An image classifier and all that a picture needs on its way in and out of it.
+"""An image classifier with its preprocessing and class names.
 
-Where models come from is in catalog.py; reading and writing picture files is not done here.
+The models themselves are in catalog.py; image files are read and written elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guess:
-    """One class of an answer; probability is the softmax of the scores."""
+    """A predicted class; its probability is the softmax of the scores."""
 
     index: int
     label: str
@@ -30,16 +30,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class ImageModel:
-    """A network in evaluation mode, its class names and how a picture becomes its input.
+    """A network in evaluation mode with its class names and preprocessing.
 
         model = rectgrad.models.load("efficientnet_lite0")
-        seen = model.crop(picture)
-        scores = model.module(model.prepare(seen)[None])
+        cropped = model.crop(picture)
+        scores = model.module(model.prepare(cropped)[None])
 
-    labels: the name to show for each class index; empty where unknown. size: height and width of the input.
-    mean, std: one number for each colour channel, for pixels scaled to 0..1. crop_fraction: the part of the
+    labels: the display name of each class; empty if unknown. size: height and width of the input.
+    mean, std: one number per colour channel, for pixels scaled to 0..1. crop_fraction: the part of the
     shorter side that the network sees. interpolation: "bicubic", "bilinear", "nearest", "lanczos", "box" or
-    "hamming". synonyms: further names of each class, for find_class.
+    "hamming". synonyms: alternative names of each class, for find_class.
     """
 
     name: str
@@ -66,9 +66,9 @@ class ImageModel:
             )
 
     def crop(self, image: Image.Image) -> Image.Image:
-        """What the network sees: the centre of the picture, in RGB and at the network's size.
+        """The centre of the picture in RGB, at the input size of the network.
 
-        The box is cut and resized in one step, so a very long picture is never enlarged as a whole.
+        Cropping and resizing are one step, so that a very long picture is never enlarged as a whole.
         """
         from PIL import Image
 
@@ -80,26 +80,26 @@ class ImageModel:
         return image.convert("RGB").resize((width, height), method, box=box)
 
     def prepare(self, cropped: Image.Image) -> Tensor:
-        """The input, (3, height, width) in float32, of a picture that has the network's size.
+        """The input, (3, height, width) in float32, for a cropped picture.
 
-        Computed as (pixel - 255 mean) / (255 std) in double precision: so (pixel - 127) / 128 is exact.
+        Computed as (pixel - 255 mean) / (255 std) in double precision, so that (pixel - 127) / 128 is exact.
         """
         height, width = self.size
         if cropped.size != (width, height):
             raise ValueError(
                 f"{self.name} takes pictures of {width} × {height} pixels, not "
-                f"{cropped.width} × {cropped.height}: crop() makes them so"
+                f"{cropped.width} × {cropped.height}: use crop() first"
             )
         pixels = np.asarray(cropped.convert("RGB"), dtype=np.float64)
         scaled = (pixels - 255 * np.array(self.mean)) / (255 * np.array(self.std))
         return torch.from_numpy(scaled.astype(np.float32)).permute(2, 0, 1).contiguous()
 
-    def find_class(self, wanted: str | SupportsIndex) -> int:
-        """The index of a class, given as that or as a name: a whole one, else part of one; case aside."""
-        return classes.find(self._names(), wanted)
+    def find_class(self, query: str | SupportsIndex) -> int:
+        """The index of a class, given as an index, a name or a unique part of a name; case is ignored."""
+        return classes.find(self._names(), query)
 
     def top(self, scores: Tensor, k: int = 5) -> list[Guess]:
-        """The k largest of one picture's scores (logits), largest first."""
+        """The k classes with the largest scores (logits) of one picture, largest first."""
         scores = scores.detach().reshape(-1) if scores.shape[:-1].numel() == 1 else scores
         if scores.dim() != 1 or (self.labels and len(scores) != len(self.labels)):
             shape = f"({len(self.labels) or 'classes'},)"
@@ -111,7 +111,7 @@ class ImageModel:
         return [Guess(index, self.label(index), p) for index, p in pairs]
 
     def label(self, index: int) -> str:
-        """The name to show for a class, "class 7" where none is known."""
+        """The display name of a class; "class 7" if it is unknown."""
         return self.labels[index] if index < len(self.labels) else f"class {index}"
 
     def _names(self) -> Sequence[Sequence[str]]:

@@ -1,6 +1,6 @@
 """Inception-v4 (Szegedy et al., 2016, figures 3 to 9), the network of the paper's photographs.
 
-Attributes carry the names of the keys of timm/inception_v4.tf_in1k, so that its file loads as it is.
+Attributes are named like the keys of timm/inception_v4.tf_in1k, so that its file loads unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class InceptionV4(nn.Module):
-    """For pictures of 299×299 pixels scaled to -1..1; every one of the 149 activations is a ReLU."""
+    """Takes images of 299×299 pixels scaled to -1..1; every one of the 149 activations is a ReLU."""
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Unit(nn.Module):
 
 
 class Branches(nn.Module):
-    """All children side by side on the same input, joined along the channels in their order."""
+    """Applies all children to the same input and concatenates their channels in order."""
 
     def __init__(self, **children: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Branches(nn.Module):
 
 
 class BlockC(nn.Module):
-    """The 8×8 grid's block (figure 6); two of its branches fork at their end."""
+    """The block for 8×8 grids (figure 6); two of its branches split at their end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def stem() -> list[nn.Module]:
 
 
 def block_a() -> Branches:
-    """The 35×35 grid's block (figure 4)."""
+    """The block for 35×35 grids (figure 4)."""
     return Branches(
         branch0=Unit(384, 96, 1),
         branch1=chain(384, (64, 1), (96, 3)),
@@ -108,7 +108,7 @@ def block_a() -> Branches:
 
 
 def block_b() -> Branches:
-    """The 17×17 grid's block (figure 5)."""
+    """The block for 17×17 grids (figure 5)."""
     return Branches(
         branch0=Unit(1024, 384, 1),
         branch1=chain(1024, (192, 1), (224, (1, 7)), (256, (7, 1))),
@@ -136,7 +136,7 @@ def reduction_b() -> Branches:
 
 
 def chain(channels: int, *steps: tuple[int, Any]) -> nn.Sequential:
-    """Units one after the other, each (channels out, kernel) and of unchanged size."""
+    """A sequence of units, given as (channels out, kernel), that keep the size."""
     units = nn.Sequential()
     for out, kernel in steps:
         units.append(Unit(channels, out, kernel, same=True))

@@ -1,4 +1,4 @@
-"""Optional packages: imported when a model asks for them, never before."""
+"""Optional packages, imported only when a model needs them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rectgrad.models.errors import ModelUnavailableError, reason
 
 
 def imported(module: str, model: str, install: str) -> Any:
-    """A module of an optional package; one sentence where it is missing or broken.
+    """Imports a module of an optional package; raises an error in one line if it is missing or broken.
 
-    Packages built for another torch fail on import with anything at all, so every exception counts.
+    Packages built for another torch may raise any exception on import, so that all are caught.
     """
     package = module.partition(".")[0]
     try:
@@ -28,16 +28,16 @@ def imported(module: str, model: str, install: str) -> Any:
 
 
 @contextmanager
-def asking(package: str, model: str) -> Iterator[None]:
-    """Whatever a package raises while it makes a model, as one sentence."""
+def errors_from(package: str, model: str) -> Iterator[None]:
+    """Converts the exceptions of a package into errors in one line."""
     try:
         yield
     except Exception as error:
-        raise ModelUnavailableError(f"{model} was not to be had from {package} ({reason(error)})") from error
+        raise ModelUnavailableError(f"{model} is not available from {package} ({reason(error)})") from error
 
 
 def _broken(package: str, model: str, install: str, error: Exception) -> str:
     return (
-        f"{model} needs the package {package}, which is installed but does not import ({reason(error)}): "
-        f"install a version that fits this torch, with {install}"
+        f"{model} needs the package {package}, which is installed but cannot be imported ({reason(error)}): "
+        f"install a version for this torch with {install}"
     )

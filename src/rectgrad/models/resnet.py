@@ -1,6 +1,6 @@
 """ResNet-50 v1.5 (He et al., 2015; a block's stride is in its 3×3 convolution).
 
-Attributes carry the names of torchvision's keys, so that a file of them loads as it is.
+Attributes are named like torchvision's keys, so that its files load unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class ResNet50(nn.Module):
-    """For pictures of 224×224 pixels; every activation is a ReLU that writes on its input."""
+    """Takes images of 224×224 pixels; every activation is an in-place ReLU."""
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ResNet50(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Narrow, convolve, widen four times; add the input, brought to the same shape where it must be."""
+    """1×1, 3×3 and 1×1 convolutions with four times as many output channels, and a residual connection."""
 
     def __init__(self, channels: int, narrow: int, stride: int) -> None:
         super().__init__()

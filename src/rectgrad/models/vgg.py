@@ -1,18 +1,18 @@
 """VGG-16 without batch norm (Simonyan and Zisserman, 2014, configuration D).
 
-Attributes carry the names of torchvision's keys, so that a file of them loads as it is.
+Attributes are named like torchvision's keys, so that its files load unchanged.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-# channels of the convolutions between one max pooling and the next
+# channels of the convolutions before each max pooling
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 class VGG16(nn.Module):
-    """For pictures of 224×224 pixels; every activation is a ReLU that writes on its input."""
+    """Takes images of 224×224 pixels; every activation is an in-place ReLU."""
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """ViT-B/16 (Dosovitskiy et al., 2020).
 
-Attributes carry the names of timm's keys, so that a file of them loads as it is.
+Attributes are named like timm's keys, so that its files load unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PATCH, WIDTH, DEPTH, HEADS = 16, 768, 12, 12
 
 
 class ViTB16(nn.Module):
-    """For pictures of 224×224 pixels, or of another multiple of 16; every activation is a GELU."""
+    """Takes images of 224×224 pixels, or another multiple of 16; every activation is a GELU."""
 
     def __init__(self, pixels: int = 224, classes: int = 1000) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ViTB16(nn.Module):
 
 
 class Patches(nn.Module):
-    """A token for each square of 16×16 pixels."""
+    """One token per patch of 16×16 pixels."""
 
     def __init__(self) -> None:
         super().__init__()

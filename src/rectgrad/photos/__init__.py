@@ -1,4 +1,4 @@
-"""Photos from files, folders of them as streams, results written whole, Ray."""
+"""Reading photos, streaming folders of them, writing files atomically, and running on Ray."""
 
 from rectgrad.photos.reading import MAX_PIXELS, SUFFIXES, UnreadableImageError, read, to_rgb
 

@@ -1,6 +1,6 @@
-"""Ray, where it is installed: a session, and results of tasks as they come. What tasks do lives elsewhere.
+"""Ray, where it is installed: a session, and the results of its tasks as they complete.
 
-RAY_ADDRESS names a cluster; without it, Ray starts on this machine's cores and ends with the session.
+RAY_ADDRESS names a cluster; without it, Ray starts on this machine and stops at the end of the session.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import logging
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-What = TypeVar("What")
+Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """Ray, started where it was not: its module."""
-    ray = _imported()
-    ours = not ray.is_initialized()
-    if ours:
+    """Yields the `ray` module, initialised. Shuts Ray down at the end if it was started here."""
+    ray = _import_ray()
+    started_here = not ray.is_initialized()
+    if started_here:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield ray
     finally:
-        if ours:
+        if started_here:
             ray.shutdown()
 
 
-def as_they_come(ray: Any, tasks: dict[Any, What]) -> Iterator[tuple[What, Any]]:
-    """(what a task was about, its result), the first finished first."""
+def as_completed(ray: Any, tasks: dict[Any, Item]) -> Iterator[tuple[Item, Any]]:
+    """Yields (item, result) for each task in order of completion; `tasks` maps a task to its item."""
     waiting = dict(tasks)
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         yield waiting.pop(done), ray.get(done)
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError:

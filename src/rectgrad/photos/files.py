@@ -1,4 +1,4 @@
-"""Files in and out: which photos are meant, what their results are called, and writing them whole."""
+"""Finds photos, names their results, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -16,47 +16,49 @@ from PIL import Image
 
 from rectgrad.photos import SUFFIXES
 
-_PART = ".part"  # what a file is called until it is complete
+_PART = ".part"  # suffix of a file that is being written
 
 
 class Source(NamedTuple):
-    """A photo to explain, and what its results are called (a relative path without suffix)."""
+    """A photo, and the name of its results (a relative path without suffix)."""
 
     path: Path
     name: str
 
 
-def sources(arguments: Iterable[str], but: Path | None = None) -> list[Source]:
-    """Photos named by files, folders (all below them) and patterns; each once, in order. What lies in the
-    folder `but`, our own results, is not meant."""
-    found: dict[str, tuple[Path, Path]] = {}  # place -> file, and the path its name is taken from
+def sources(arguments: Iterable[str], exclude: Path | None = None) -> list[Source]:
+    """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
+
+    Photos in the folder `exclude` are skipped: it holds our own results.
+    """
+    photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
     for argument in arguments:
-        for path, named in _meant(argument):
-            if but is None or but.resolve() not in path.resolve().parents:
-                found.setdefault(os.path.abspath(path), (path, named))
-    choices = [_names(path, named) for path, named in found.values()]
-    taken = [Counter(names[kind] for names in choices) for kind in range(4)]
-    paths = [path for path, _ in found.values()]
-    return [Source(path, _own_name(names, taken)) for path, names in zip(paths, choices, strict=True)]
+        for path, relative in _expand(argument):
+            if exclude is None or exclude.resolve() not in path.resolve().parents:
+                photos.setdefault(os.path.abspath(path), (path, relative))
+    candidates = [_candidate_names(path, relative) for path, relative in photos.values()]
+    counts = [Counter(names[kind] for names in candidates) for kind in range(4)]
+    paths = [path for path, _ in photos.values()]
+    return [Source(path, _unique_name(names, counts)) for path, names in zip(paths, candidates, strict=True)]
 
 
-def _own_name(names: tuple[str, ...], taken: list[Counter[str]]) -> str:
-    """The shortest kind of name that no other photo has."""
-    return next((name for kind, name in enumerate(names) if taken[kind][name] == 1), names[-1])
+def _unique_name(candidates: tuple[str, ...], counts: list[Counter[str]]) -> str:
+    """The shortest candidate that no other photo shares."""
+    return next((name for kind, name in enumerate(candidates) if counts[kind][name] == 1), candidates[-1])
 
 
-def _names(path: Path, named: Path) -> tuple[str, ...]:
-    place = Path(os.path.abspath(path))  # without "..", which would lead out of the results
-    whole = "_".join(place.parts[1:])
-    return str(named.with_suffix("")), str(named), str(place.parent.name / named), whole
+def _candidate_names(path: Path, relative: Path) -> tuple[str, ...]:
+    absolute = Path(os.path.abspath(path))  # resolves "..", which would leave the results folder
+    full = "_".join(absolute.parts[1:])
+    return str(relative.with_suffix("")), str(relative), str(absolute.parent.name / relative), full
 
 
-def _meant(argument: str) -> Iterator[tuple[Path, Path]]:
+def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
     path = Path(argument)
     if not argument:
-        raise ValueError("a photo's name is empty; give a file, a folder or a pattern")
+        raise ValueError("the name of a photo is empty; expected a file, a folder or a pattern")
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if _photo(p, path))
+        inside = sorted(p for p in path.rglob("*") if _is_photo(p, path))
         if not inside:
             raise ValueError(f"no images in the folder {argument!r}; looked for {' '.join(sorted(SUFFIXES))}")
         yield from ((p, p.relative_to(path)) for p in inside)
@@ -69,21 +71,22 @@ def _meant(argument: str) -> Iterator[tuple[Path, Path]]:
         yield from ((Path(p), Path(Path(p).name)) for p in matching if os.path.isfile(p))
 
 
-def _photo(path: Path, folder: Path) -> bool:
-    """An image by its name, not hidden. A link that leads nowhere is one too: it is listed as broken."""
+def _is_photo(path: Path, folder: Path) -> bool:
+    """Whether the suffix is that of an image and the file is not hidden. Dangling links count: they are
+    reported as unreadable later."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
 
 
-def mark(path: Path) -> list[int]:
-    """Size and time of a file: they change when it does."""
+def fingerprint(path: Path) -> list[int]:
+    """Size and modification time of a file."""
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path to write to; what was written takes its final name at the end, or goes away."""
+def atomic(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to write to. It replaces `path` on success and is removed on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
@@ -93,8 +96,8 @@ def whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def sweep_parts(folder: Path) -> None:
-    """Remove what a run that was killed left half-written. Another run's own parts are left alone."""
+def remove_partial_files(folder: Path) -> None:
+    """Removes partial files of processes that were killed; those of running processes are kept."""
     for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
         if writer.isdigit() and not alive(int(writer)):
@@ -102,7 +105,7 @@ def sweep_parts(folder: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Whether a process is running."""
     if pid == os.getpid():
         return True
     try:
@@ -115,12 +118,12 @@ def alive(pid: int) -> bool:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    with whole(path) as part:
+    with atomic(path) as part:
         picture.save(part, format="PNG", compress_level=3)
 
 
 def save_array(values: np.ndarray, path: Path) -> None:
-    with whole(path) as part, open(part, "wb") as stream:
+    with atomic(path) as part, open(part, "wb") as stream:
         if path.suffix == ".npz":
             np.savez_compressed(stream, map=values)
         else:
@@ -128,7 +131,7 @@ def save_array(values: np.ndarray, path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    with whole(path) as part:
+    with atomic(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -137,7 +140,7 @@ def save_json(value: Any, path: Path) -> None:
 
 
 def load_json(path: Path) -> Any:
-    """What a JSON file says; None where there is none or it cannot be read."""
+    """The content of a JSON file; None if it is missing or invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -145,12 +148,12 @@ def load_json(path: Path) -> Any:
 
 
 def sample_photo() -> Path:
-    """The built-in photo: the cat that comes with scikit-image."""
+    """The default photo: the cat of scikit-image."""
     return sample_photos()[0].path
 
 
 def sample_photos() -> list[Source]:
-    """The built-in photos: a cat, a cup of coffee, an astronaut, a rocket; they come with scikit-image."""
+    """The sample photos of scikit-image: a cat, a cup of coffee, an astronaut and a rocket."""
     import importlib.util
 
     spec = importlib.util.find_spec("skimage")
@@ -159,7 +162,7 @@ def sample_photos() -> list[Source]:
         if any(path.exists() for path in found):
             return [Source(path, path.stem) for path in found if path.exists()]
     raise ValueError(
-        "the sample photos come with scikit-image: pip install 'rectgrad[imagenet]', or name a photo"
+        "the sample photos come with scikit-image: pip install 'rectgrad[imagenet]', or give a photo"
     )
 
 

@@ -1,10 +1,13 @@
-"""Photos from files: every usual format and orientation to 8-bit RGB, or one sentence about why not."""
+"""Reads photos of all common formats and orientations as 8-bit RGB.
+
+A file that cannot be read raises `UnreadableImageError` with a one-line reason.
+"""
 
 from __future__ import annotations
 
-import warnings
+import struct
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -13,33 +16,50 @@ MAX_PIXELS = 150_000_000
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .jp2 .avif .ico".split()
 )
-
-
-# One limit: Pillow would warn from a smaller size on. (To set it for one call is not safe with threads.)
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 class UnreadableImageError(ValueError):
-    """A file that is no image we can read; its text names the file and the reason."""
+    """The file is not an image that can be read. The message names the file and the reason."""
 
 
 def read(path: str | Path, enough: int | None = None) -> Image.Image:
-    """The photo at `path` as RGB, upright. `enough`: a JPEG whose sides are all longer than this many pixels
-    may be decoded at a fraction of its size, never below it."""
+    """Returns the photo at `path` as RGB, upright.
+
+    A JPEG may be decoded at a reduced size, but neither side becomes shorter than `enough` pixels.
+    """
     try:
-        with Image.open(path) as opened:
-            return _decoded(opened, enough)
+        with open(path, "rb") as file, _open(file) as opened:
+            return _decode(opened, enough)
     except UnreadableImageError as error:
         raise UnreadableImageError(f"{path}: {error}") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, KeyError, *_BOMB) as error:
         raise UnreadableImageError(f"{path}: {_reason(error)}") from None
 
 
+def _open(file: IO[bytes]) -> Image.Image:
+    """`Image.open` without its pixel limit, which Pillow only lets us change for the whole process.
+
+    `_decode` applies our own limit before any pixel is decoded.
+    """
+    prefix = file.read(16)
+    for import_plugins in (Image.preinit, Image.init):  # the common formats first, then all of them
+        import_plugins()
+        for name in list(Image.ID):
+            opener, accepts = Image.OPEN[name]
+            try:
+                accepted = accepts is None or accepts(prefix)
+                if accepted and not isinstance(accepted, str):  # a string: Pillow lacks the format
+                    file.seek(0)
+                    return opener(file, getattr(file, "name", ""))
+            except (SyntaxError, IndexError, TypeError, struct.error):
+                continue
+    raise UnidentifiedImageError
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, _BOMB):
-        return f"more than {MAX_PIXELS // 1_000_000} megapixels"
+        return f"exceeds the limit of {MAX_PIXELS // 1_000_000} megapixels"
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, IsADirectoryError):
@@ -49,12 +69,11 @@ def _reason(error: BaseException) -> str:
     return f"broken ({error or type(error).__name__})"
 
 
-def _decoded(opened: Image.Image, enough: int | None) -> Image.Image:
+def _decode(opened: Image.Image, enough: int | None) -> Image.Image:
     width, height = opened.size
     if width * height > MAX_PIXELS:
-        raise UnreadableImageError(
-            f"{width} x {height} pixels are more than {MAX_PIXELS // 1_000_000} megapixels"
-        )
+        limit = MAX_PIXELS // 1_000_000
+        raise UnreadableImageError(f"{width} x {height} pixels exceed the limit of {limit} megapixels")
     if enough is not None and opened.format == "JPEG":
         opened.draft(None, (enough, enough))
     upright = ImageOps.exif_transpose(opened)
@@ -62,7 +81,7 @@ def _decoded(opened: Image.Image, enough: int | None) -> Image.Image:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """8-bit RGB: transparent parts on white, 16-bit values scaled, not cut off."""
+    """Converts to 8-bit RGB: transparency is composited on white, 16-bit values are scaled, not clipped."""
     if picture.mode.startswith(("I", "F")):
         return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
@@ -72,7 +91,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Integers are 16-bit; floats lie between 0 and 1 or are stretched from their own range."""
+    """Integers are 16-bit; floats are between 0 and 1, or are scaled from their own range."""
     if values.dtype.kind in "iu":
         return (values.clip(0, 65535) / 257).round().astype(np.uint8)
     low, high = (0.0, 1.0) if values.min() >= 0 and values.max() <= 1 else (values.min(), values.max())

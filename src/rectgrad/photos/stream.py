@@ -1,4 +1,4 @@
-"""Work ahead: a function applied to many items in other threads, a bounded number of them early."""
+"""Prefetching: applies a function to many items in background threads, a bounded number ahead."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(
+def prefetch(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int = 2, depth: int = 16
 ) -> Iterator[tuple[Item, Future[Result]]]:
-    """(item, its finished future) in order; at most `depth` results wait at a time."""
+    """Yields (item, finished future) in order. At most `depth` results are held at a time."""
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[Item, Future[Result]]] = deque()
     try:
@@ -30,7 +30,7 @@ def ahead(
 
 def _next(waiting: deque[tuple[Item, Future[Result]]]) -> tuple[Item, Future[Result]]:
     item, future = waiting.popleft()
-    future.exception()  # waits
+    future.exception()  # blocks until the future is done
     return item, future
 
 

@@ -1,4 +1,4 @@
-"""Two maps: how alike."""
+"""Similarity of two maps."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ def rank_correlation(a: Tensor, b: Tensor, absolute: bool = False) -> Tensor:
     """Spearman's correlation over all entries of a sample: Pearson's correlation of their ranks.
 
     Tied entries share the mean of their ranks, as in scipy; `absolute` ranks |a| and |b|. A constant map
-    has no order to compare, and gives NaN, as in scipy.
+    has no ranking, so that the result is NaN, as in scipy.
     """
     same_shape("rank_correlation", a, b)
     a, b = samples("rank_correlation", a), samples("rank_correlation", b)
@@ -63,7 +63,7 @@ def _joint_range(x: Tensor, y: Tensor) -> Tensor:
     """max - min over both maps of each sample, (N, 1, 1, 1)."""
     both = torch.cat([x.flatten(1), y.flatten(1)], dim=1)
     extent = both.amax(dim=1) - both.amin(dim=1)
-    # equal constants have no range; over infinity both become 0, and alike
+    # two equal constant maps have range 0; dividing by infinity makes both 0, and equal
     return torch.where(extent == 0, torch.inf, extent)[:, None, None, None]
 
 
