@@ -367,7 +367,8 @@ def test_a_network_of_fixed_batch_size(small, average, how, one_by_one):
     state = torch.get_rng_state()
     run, rows = watched(model)
     maps = rectgrad.attribute(run, x, method, 1)
-    assert rows == [2, 2, 18] + [2] * 8
+    tried = 2 if how in ("refuses", "gives none") else 1  # an error is met again on the bridge
+    assert rows == [2, 2] + [18] * tried + [2] * 8
     assert torch.equal(torch.get_rng_state(), state)
     assert (model.calls.item(), model.seen) == (0, [])
     assert bool(maps.any())

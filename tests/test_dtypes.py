@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rectgrad
 
-FEW = {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 3}}
+FEW = {"smoothgrad": {"samples": 3, "seed": 1}, "integrated_gradients": {"steps": 3}}
 ONE_BACKWARD = [name for name, method in rectgrad.METHODS.items() if method.one_backward]
 RAW = {"padding_trick": False, "multiply_by_input": False, "positive_only": False}
 

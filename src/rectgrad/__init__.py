@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rectgrad.api import layer_attributions as layer_attributions
     from rectgrad.api import propagate as propagate
     from rectgrad.api import record as record
-    from rectgrad.engine.passes import UnsupportedModelError as UnsupportedModelError
+    from rectgrad.engine.op import UnsupportedModelError as UnsupportedModelError
     from rectgrad.engine.target import contrast as contrast
     from rectgrad.methods import METHODS as METHODS
     from rectgrad.methods import Deconv as Deconv
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "api": ("Record", "attribute", "layer_attributions", "propagate", "record"),
-    "engine.passes": ("UnsupportedModelError",),
+    "engine.op": ("UnsupportedModelError",),
     "engine.target": ("contrast",),
     "methods": (
         "METHODS",

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rectgrad import kernels, ops
-from rectgrad.engine.bridge import Tape
+from rectgrad import ops
+from rectgrad.engine.backward import interrupted
+from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.bridge import propagate as propagate
 from rectgrad.engine.diagnose import warn
-from rectgrad.engine.memory import out_of_memory
-from rectgrad.engine.op import Op
-from rectgrad.engine.passes import Maps, Pass, UnsupportedModelError, copied
+from rectgrad.engine.op import Op, UnsupportedModelError
 from rectgrad.engine.preserve import Region
-from rectgrad.engine.request import Request, mixes_samples
+from rectgrad.engine.recorder import Recorder
+from rectgrad.engine.request import Maps, Plan, Request, mixes_samples
 from rectgrad.engine.target import narrow
+from rectgrad.engine.torch_private import (
+    active_function_modes,
+    inner_model,
+    map_tensors,
+    no_inference_mode,
+    out_of_memory,
+    pop_saved_tensor_hooks,
+    restore_function_modes,
+    saved_tensor_hooks,
+    set_grad_enabled,
+)
 from rectgrad.engine.trace import Trace, module_names
-from rectgrad.methods import Method
 from rectgrad.methods.catalog import as_method
+from rectgrad.methods.method import Method
+
+T = TypeVar("T")
 
 
 def attribute(
@@ -46,29 +59,31 @@ def attribute(
         maps = rectgrad.attribute(model, images, "rectgrad", target=281, q=95)
     """
     method = as_method(method, options)
-    request = _subject(model, inputs, target, forward_args, forward_kwargs)
+    request = _request(model, inputs, target, forward_args, forward_kwargs)
     size = _chunk(batch_size, request.n)
-    with left_as_found(request):
+
+    def maps() -> Maps:
         _check_model(request, method)
         if request.n == 0:
-            return _given_back(tuple(torch.zeros_like(x) for x in request.inputs), isinstance(inputs, tuple))
-        parts = _parts(request, method, size)
-    return _given_back(_joined(parts), isinstance(inputs, tuple))
+            return tuple(torch.zeros_like(x) for x in request.inputs)
+        return _joined(_parts(request, method, size))
+
+    return _given_back(preserved(request, maps), isinstance(inputs, tuple))
 
 
 class Record:
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, request: Request, as_tuple: bool) -> None:
-        passed = Pass(request, _whole_tape(request))
-        self.outputs = copied(passed.outputs, lambda x: x.detach().clone())
-        self._subject, self._as_tuple = request, as_tuple
-        request.passed, self._trace = passed, passed.tape.trace
+        passed = request.recording(ANY_METHOD, whole=True)
+        self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
+        self._request, self._as_tuple = request, as_tuple
+        request.passed, self._trace = passed, passed.trace
         self._parts = [request]
         if request.n > 1 and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
-                part.passed = Pass(part, _whole_tape(part))
+                part.passed = part.recording(ANY_METHOD, whole=True)
 
     @property
     def trace(self) -> Trace:
@@ -76,15 +91,17 @@ class Record:
         return self._trace
 
     def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
-        """As `rectgrad.attribute`, without running the model again where the method needs one pass only."""
-        method = as_method(method, options)
-        whole = self._subject.asking(target)
-        with left_as_found(whole):
-            _refuse(whole, method)
+        """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
+        chosen = as_method(method, options)
+        whole = self._request.asking(target)
+
+        def maps() -> Maps:
+            _refuse(whole, chosen)
             if whole.n == 0:
-                return _given_back(tuple(torch.zeros_like(x) for x in whole.inputs), self._as_tuple)
-            parts = [self._part(part, whole, method) for part in self._parts]
-        return _given_back(_joined(parts), self._as_tuple)
+                return tuple(torch.zeros_like(x) for x in whole.inputs)
+            return _joined([self._part(part, whole, chosen) for part in self._parts])
+
+        return _given_back(preserved(whole, maps), self._as_tuple)
 
     def _part(self, part: Request, whole: Request, method: Method) -> Maps:
         start, stop = part.offset, part.offset + part.n
@@ -96,11 +113,7 @@ class Record:
         return maps
 
 
-def _whole_tape(request: Request) -> Tape:
-    """Records every op, for any method."""
-    tape = Tape()
-    tape.current.carries = kernels.carries(request.inputs[0])
-    return tape
+ANY_METHOD = Plan("any method", {}, facts=())
 
 
 def record(
@@ -113,11 +126,14 @@ def record(
         kept = rectgrad.record(model, images)
         kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
-    request = _subject(model, inputs, None, forward_args, forward_kwargs)
-    request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may write on his
-    with left_as_found(request):
+    request = _request(model, inputs, None, forward_args, forward_kwargs)
+    request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may modify theirs
+
+    def kept() -> Record:
         _warn_training(request)
         return Record(request, isinstance(inputs, tuple))
+
+    return preserved(request, kept)
 
 
 def layer_attributions(
@@ -137,16 +153,19 @@ def layer_attributions(
     method = as_method(method, options)
     if not method.one_backward:
         raise ValueError(f"{type(method).__name__} has no single backward pass; choose a method that has one")
-    request = _subject(model, inputs, target, forward_args, forward_kwargs)
-    with left_as_found(request):
+    request = _request(model, inputs, target, forward_args, forward_kwargs)
+
+    def layers() -> list[list[tuple[str, Tensor]]]:
         _check_model(request, method)
         parts = [request]
-        if request.n > 1 and mixes_samples(request, Pass(request, Tape(ops.RECTIFIERS, decompose=()))):
+        if request.n > 1 and mixes_samples(request, request.recording(Plan.of(method))):
             parts = [request.rows(i, i + 1) for i in range(request.n)]
-        found = [_layers(part, method.rows(i, i + part.n, request.inputs)) for i, part in enumerate(parts)]
+        return [_layers(part, method.rows(i, i + part.n, request.inputs)) for i, part in enumerate(parts)]
+
+    found = preserved(request, layers)
     kinds = {tuple((name, value.shape[1:]) for name, value in pairs) for pairs in found}
     if len(kinds) > 1:
-        raise ValueError("the samples take different ways through the model; ask for one sample at a time")
+        raise ValueError("the samples take different paths through the model; pass one sample at a time")
     return [(pairs[0][0], torch.cat([value for _, value in pairs])) for pairs in zip(*found, strict=True)]
 
 
@@ -155,7 +174,7 @@ def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
     n = request.n
 
     def observe(op: Op, R: Tensor) -> None:
-        if op.family in ops.RECTIFIERS:
+        if op.family in ops.RECTIFIERS and not op.facts.gate:
             product = (op.output * R).mean(channel_dim(op, len(op.output.shape)))
             seen.append((op, product if product.shape[:1] == (n,) else product.unsqueeze(0)))
 
@@ -168,7 +187,7 @@ def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
 
 def channel_dim(op: Op, rank: int) -> int:
     """Channels are dimension 1 of what a convolution made, the last one of what a linear layer made."""
-    return -1 if op.facts.get("channels_last") else min(1, rank - 1)
+    return -1 if op.facts.channels_last else min(1, rank - 1)
 
 
 def unwrap(model: Any) -> tuple[Any, torch.device | None]:
@@ -182,13 +201,13 @@ def unwrap(model: Any) -> tuple[Any, torch.device | None]:
             model = model.module
         elif isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        elif isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile's wrapper
-            model = model._modules["_orig_mod"]
+        elif (inner := inner_model(model)) is not None:  # torch.compile's wrapper
+            model = inner
         else:
             return model, device
 
 
-def _subject(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
+def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
@@ -260,7 +279,7 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
             raise
         if min(size, request.n - start) == 1:
             raise
-        if request.region is not None and any(module.training for module in request.region.modules):
+        if request.region is not None and request.region.trains:
             warn("samples see each other in training mode, so they are not cut; batch_size=N would do so")
             raise
     if request.region is not None:
@@ -285,19 +304,46 @@ def _given_back(maps: Maps, as_tuple: bool) -> Any:
     return maps if as_tuple else maps[0]
 
 
-@contextlib.contextmanager
-def left_as_found(request: Request) -> Iterator[None]:
-    """The model, the caller's arguments and the random state are as before when this ends."""
-    tensors: list[Tensor] = []
-    copied((request.args, request.kwargs), lambda x: tensors.append(x) or x)  # type: ignore[func-returns-value]
+def preserved(request: Request, work: Callable[[], T]) -> T:
+    """`work()`, after which the model, the caller's arguments, torch's modes and the random state are as
+    before, also after an error.
+
+    An interrupt may arrive at any instruction, also in the cleanup: so that runs twice, and can.
+    """
     device = request.inputs[0].device
-    region = Region(request.model, request.target, tensors, device)
-    request.region = region
+    region = Region(request.model, request.target, (request.args, request.kwargs), device)
+    modes, enabled, hooks = active_function_modes(), torch.is_grad_enabled(), saved_tensor_hooks()
+    ours = [mode for mode in modes if isinstance(mode, (Recorder, BridgeRecorder))]
+    outer = [mode for mode in ours if not mode.suspended]
     try:
-        with torch.inference_mode(False):
-            yield
+        try:
+            for mode in outer:
+                mode.suspended = True  # a call inside another one's forward pass is not a part of that pass
+            region.open()
+            request.region = region
+            with no_inference_mode():
+                return work()
+        except BaseException as error:
+            if interrupted(error):
+                # Contexts that the interrupt left half open close now, not when the traceback is freed.
+                traceback.clear_frames(error.__traceback__)
+                if not isinstance(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt from error
+            raise
+        finally:
+            _clean_up(region, modes, enabled, hooks, outer)
     finally:
-        region.close()
+        _clean_up(region, modes, enabled, hooks, outer)
+
+
+def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
+    restore_function_modes(modes)
+    pop_saved_tensor_hooks(until=hooks)
+    if torch.is_grad_enabled() is not enabled:
+        set_grad_enabled(enabled)
+    region.close()
+    for mode in outer:
+        mode.suspended = False
 
 
 def _check_model(request: Request, method: Method) -> None:
@@ -350,16 +396,5 @@ def _modules(request: Request) -> Iterable[nn.Module]:
 
 def _warn_training(request: Request) -> None:
     assert request.region is not None
-    if not any(module.training for module in request.region.modules):
-        return
-    # A traced or exported program is full of containers and guards that say so without meaning it.
-    made = ("torch.fx", "torch.export")
-    meant = (
-        m
-        for m in _modules(request)
-        if type(m) is not nn.Module
-        and not isinstance(m, torch.fx.GraphModule)
-        and not type(m).__module__.startswith(made)
-    )
-    if any(module.training for module in meant):
+    if request.region.trains:
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rectgrad.api import left_as_found
+from rectgrad.api import preserved
 from rectgrad.bench.case import Case
 from rectgrad.engine.request import Request
 from rectgrad.engine.trace import Trace
@@ -19,6 +19,5 @@ def sparse_share(trace: Trace | None) -> float | None:
 def trace_of(case: Case, name: str) -> Trace | None:
     """The trace of `attribute`, for a method with a single backward pass."""
     request = Request(case.module, (case.inputs,), (), {}, case.target)
-    with left_as_found(request):
-        METHODS[name].maps(request)
+    preserved(request, lambda: METHODS[name].maps(request))
     return request.trace

@@ -1,195 +1,206 @@
-"""The engine: torch calls of a forward pass are seen, recorded, and given a rule for the way back.
+"""The bridge: rules as autograd functions, for backward passes that autograd runs.
 
-A `TorchFunctionMode` sees every torch call of its thread, so it does not matter how a model spells an op.
-Nothing is set, replaced or written on the model.
+It has two uses: `propagate`, whose backward pass is the user's own, and models with something the recorder
+cannot link (in-place writes on views, training mode, autocast, custom autograd.Functions, other modes). Each
+op with a rule becomes a node of autograd's graph; everything else is autograd's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
-from rectgrad.engine import graph
-from rectgrad.engine.calls import (
-    NOTHING,
-    RECURRENT,
-    asked,
-    autocasts,
-    cloned,
-    differentiable,
-    identity_hooks,
-    out_of_place,
-    same,
-    surroundings,
-    undisturbed,
-    unsurrounded,
-    updates,
-    writable,
-)
+from rectgrad.engine import target as targets
+from rectgrad.engine.backward import Maps, Observe, nothing_rectified
+from rectgrad.engine.facts import NO_FACTS, Graph, find_facts
 from rectgrad.engine.op import (
-    Bridge,
-    BridgeInPlace,
-    BridgeStep,
-    Current,
-    Keep,
+    TABLE,
     Op,
-    Overwrite,
-    Rules,
-    Slot,
-    bridged,
-    fill,
+    State,
+    UnsupportedModelError,
+    as_rule,
     first,
-    op_of,
-    storage_of,
+    no_autocast,
+    storage_id,
 )
-from rectgrad.engine.preserve import Keeper
+from rectgrad.engine.preserve import Keeper, Region
+from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
+from rectgrad.engine.torch_private import (
+    autocast_active,
+    base_of,
+    dispatch_modes,
+    is_view,
+    map_tensors,
+    next_node_number,
+    no_inference_mode,
+    node_number,
+    saved,
+    transform_active,
+    under_mode,
+    without_torch_function,
+)
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
-from rectgrad.kernels.linear_ops import LINEAR_STEPS
-from rectgrad.ops.composite import composite, decompositions, inside
+from rectgrad.kernels.linear_ops import Scale
+from rectgrad.kernels.sparse import dense
+from rectgrad.ops.arguments import Slot, fill, out_of_place, updates_statistics
+from rectgrad.ops.composite import composite, decompositions
 
-_ALL = Keep()
+if TYPE_CHECKING:
+    from rectgrad.engine.request import Plan, Request
+
+# Families worth a graph of their own: their gradient should not pay for the forward computation twice.
+_HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
 _LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
+_RECURRENT = {"lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"}
 _STATISTICS = ("running_mean", "running_var")
-_SPECIAL = frozenset((*_LOOKS, *RECURRENT, "instance_norm", "convolution", "_convolution"))
-_ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-_FIRST = Slot(0)
-_VALUELESS = ops.ROUTING | set(_LOOKS)  # their gradient asks for no values, and some are views
+_VALUELESS = ops.ROUTING | set(_LOOKS)  # their gradient needs no values, and some are views
 
 
-class Tape(TorchFunctionMode):
-    """One forward pass. `families`: what to record (None: all); `keeps`: what of a family's calls its rule
-    reads, where that is not all; `decompose`: families to see the inside of."""
+class Bridge(torch.autograd.Function):
+    """An op whose backward step is the rule in force when the backward pass runs."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, whole: bool, *data: Tensor) -> Any:
+        ctx.op = op
+        ctx.set_materialize_grads(False)
+        result = _run(op, whole, data)
+        if isinstance(result, tuple):
+            ctx.mark_non_differentiable(*result[1:])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
+        if torch.is_grad_enabled():  # somebody asks for second derivatives
+            return _once(ctx, R)
+        return _backward(ctx, R)
+
+
+def _run(op: Op, whole: bool, data: Sequence[Tensor]) -> Any:
+    """Run the op and keep what its rule may read. Gradients are off. whole: by a graph of its own."""
+    op.input_shapes = tuple([x.shape for x in data])
+    if op.linear is None and (whole or op.family in _HEAVY):
+        op._leaves = tuple([x.detach().requires_grad_() for x in data])
+        with torch.enable_grad():
+            result = op.call(*op._leaves)
+        op._local = first(result)
+    else:
+        result = op.call(*data)
+    if whole and op.family in ops.RECTIFIERS:
+        _check_unchanged(op, first(result), data)
+    op.shape, op.result_type = first(result).shape, type(result)
+    op._output = first(result).detach()
+    op.inputs = tuple([x.detach() for x in data])
+    # A tensor that autograd can make its own: not one of a local graph, nor a view, nor the input itself.
+    return tuple(r.detach() for r in result) if isinstance(result, (tuple, list)) else result.detach()
+
+
+def _check_unchanged(op: Op, result: Tensor, data: Sequence[Tensor]) -> None:
+    """A rule replaces the gradient of what a function does, not of what the caller's mode makes of it."""
+    with without_torch_function():
+        own = first(op.call(*data))
+    if not torch.equal(own, result):
+        raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
+
+
+def _backward(ctx: Any, R: Tensor | None) -> Any:
+    op: Op = ctx.op
+    if R is None:
+        return (None,) * len(ctx.needs_input_grad)
+    with without_torch_function(), no_autocast(R.device.type):
+        if op.overwritten():
+            raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
+        if op.state.observe is not None:
+            op.state.observe(op, R)
+        grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
+        if op.state.once:
+            op.release()
+    return (*(None,) * (len(ctx.needs_input_grad) - op.data_count), *grads)
+
+
+_once = once_differentiable(_backward)
+
+
+class Overwrite(torch.autograd.Function):
+    """The end of an in-place op: `target` gets the values and the gradient path of `result`."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, result: Tensor) -> Tensor:
+        ctx.mark_dirty(target)
+        ctx.dtype, ctx.view = result.dtype, is_view(target)
+        return target.copy_(result)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, R: Tensor) -> Any:
+        # For a view, autograd takes the gradient of the rest of its base from here too: zeros, not nothing.
+        return torch.zeros_like(R) if ctx.view else None, R.to(ctx.dtype)
+
+
+class BridgeRecorder(TorchFunctionMode):
+    """One forward pass. families: those to bridge (None: all). decompose: those to see the inside of.
+    plain: closed forms are off, because another mode may change what a call does. transparent: every call is
+    autograd's own, and only the model's tensors are protected."""
+
+    suspended = False
 
     def __init__(
         self,
         families: Collection[str] | None = None,
-        keeps: Mapping[str, Keep] | None = None,
-        decompose: Collection[str] = ("attention", "glu"),
+        decompose: Collection[str] = (),
+        *,
+        plain: bool = False,
+        transparent: bool = False,
+        named: bool = True,
     ) -> None:
         super().__init__()
-        self.families, self.keeps, self.decompose = families, keeps or {}, decompose
-        self.keeper: Keeper | None = None  # of the model's tensors, where they are to stay as they were
-        self.foreign_leaves = False  # leaves that require gradients are weights: the input is none of them
-        self.named = True  # whether anybody will ask in which layer a call was
-        self.current = Current()
+        self.families, self.decompose, self.plain, self.transparent = families, decompose, plain, transparent
+        self.refuses = False  # differentiation inside the forward pass, which no rule can follow
+        self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
+        self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
+        self.named = named
+        self.state, self.start = State(), next_node_number()
         self.ops: list[Op] = []
-        self.trace = Trace()
+        self.trace = Trace([], None)
         self._holders: dict[int, list[Op]] = {}
-        self._written = graph.Written()
-        self._borrowed: set[int] = set()  # storages of the model's that were written, and will be put back
-        # Shared by all tapes of a kind, so no method of one.
-        seen = None if families is None else frozenset(families)
-        self._ways = _WAYS.setdefault((seen, frozenset(decompose)), {})
+        self._written = Written()
+        self._borrowed: set[int] = set()  # storages of the model's that were written, and will be restored
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        way = self._ways.get(func)
-        if way is None:
-            spec = ops.lookup(func)
-            way = self._ways[func] = self._way(func, spec), spec
-        return way[0](self, way[1], func, args, kwargs or {})
+        kwargs = kwargs or {}
+        spec = TABLE.lookup(func)
+        if self.suspended or (spec.silent and spec.name != "_set_grad_enabled"):
+            return func(*args, **kwargs)
+        if self.transparent:
+            self._before_write(spec, args, kwargs, out_of_place(spec, args, kwargs)[2])
+            args, kwargs = self._own_statistics(spec, args, kwargs)
+            return func(*args, **kwargs)
+        if self.refuses and func in _DIFFERENTIATING:
+            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
+        if self.refuses and transform_active():
+            raise Refused(_TRANSFORM)
+        entered = func in _DIFFERENTIATING or (spec.own and spec.family is None)
+        if entered and composite(func) is not None:
+            return under_mode(self, lambda: composite(func)(*args, **kwargs))  # type: ignore[misc]
+        if spec.attribute is not None and args and isinstance(args[0], Tensor):
+            self.trace.turned |= spec.attribute in ops.table.TRANSPOSES
+            return func(self._weight(args[0]), *args[1:])
+        return self._call(spec, func, args, kwargs)
 
-    def _way(self, func: Any, spec: ops.Spec) -> Way:
-        """How calls of a function are met. The quick ways are for what is plain to see; what is not, they
-        hand over to `_slowly`."""
-        if spec.silent:
-            return asked
-        if spec.name == "__get__":
-            return Tape._transposed
-        if spec.family is None and composite(func) is not None:
-            return inside
-        if spec.name in _SPECIAL or spec.family in self.decompose:
-            return Tape._slowly
-        recorded = self.families is None or spec.family in self.families
-        if recorded and spec.family in LINEAR_STEPS:
-            return Tape._step
-        if spec.family in ops.RECTIFIERS or spec.family == "clamp":
-            return Tape._rectifier
-        writes = spec.writes or "inplace" in spec.names
-        return Tape._slowly if writes or (recorded and spec.family is not None) else Tape._plainly
-
-    def _transposed(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        self.trace.turned = True
-        return func(self._weight(args[0]), *args[1:])
-
-    def _step(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A linear step whose one data tensor is its first argument: nearly all are."""
-        if not (args and _is_data(args[0]) and undisturbed()) or self._borrowed or _has_data(args, kwargs):
-            return self._slowly(spec, func, args, kwargs)
-        x, family = args[0], spec.family
-        assert family is not None
-        op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.current)
-        if family == "conv":
-            op.sources = (op_of(x.grad_fn),)
-            if not self._wanted(op):
-                return self._plainly(spec, func, args, kwargs)
-        step = LINEAR_STEPS[family].of(op, x)
-        if step is None:
-            return self._slowly(spec, func, args, kwargs)
-        result = bridged(BridgeStep, op, step, self.keeps.get(family, _ALL), x)
-        self._note(op, x.shape)
-        return result
-
-    def _rectifier(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The same for rectifiers."""
-        if not (args and _is_data(args[0]) and undisturbed()) or self._borrowed or _has_data(args, kwargs):
-            return self._slowly(spec, func, args, kwargs)
-        x, named, inplace = args[0], kwargs, spec.writes
-        if "inplace" in kwargs:
-            named = {k: v for k, v in kwargs.items() if k != "inplace"}
-            inplace = kwargs["inplace"] or inplace
-        assert spec.family is not None
-        op = Op(spec, spec.family, (_FIRST, *args[1:]), named, self.current)
-        if spec.family == "clamp":
-            op.family = ops.refine("clamp", spec.name, op.argument)
-        if len(args) > spec.at.get("inplace", 99):
-            return self._slowly(spec, func, args, kwargs)
-        if not self._wanted(op):
-            if inplace and (spec.name not in ops.SAME_IN_PLACE or x._is_view()):
-                return self._slowly(spec, func, args, kwargs)
-            if inplace:
-                self._protect(x)
-            result = func(*args, **kwargs)
-            self._enter(spec, result, [x])
-            return result
-        if not inplace:
-            result = bridged(Bridge, op, self.keeps.get(op.family, _ALL), x)
-        elif self._may_overwrite(op, x):
-            self._protect(x)
-            result = bridged(BridgeInPlace, op, lambda: func(*args, **kwargs), x)
-        else:
-            return self._slowly(spec, func, args, kwargs)
-        self._note(op, x.shape)
-        return result
-
-    def _plainly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A call that needs no more than to be made: nothing is recorded or written."""
-        if not torch.is_grad_enabled() or not unsurrounded() or "out" in kwargs or self._borrowed:
-            return self._slowly(spec, func, args, kwargs)
-        if spec.family == "batch_norm" and updates(spec, args, kwargs):
-            return self._slowly(spec, func, args, kwargs)
-        data: list[Tensor] = []
-        args = tuple([a if type(a) in _ATOMS else self._bare(a, data) for a in args])
-        if kwargs:
-            kwargs = {k: v if type(v) in _ATOMS else self._bare(v, data) for k, v in kwargs.items()}
-        result = func(*args, **kwargs)
-        if data:
-            self._enter(spec, result, data)
-        return result
-
-    def _slowly(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any call."""
+    def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         if not torch.is_grad_enabled():
             return self._without_grad(spec, func, args, kwargs)
         if self._borrowed and spec.name not in _VALUELESS:
-            written = spec.writes or "inplace" in spec.names
+            written = spec.writes or "inplace" in spec.at
             args = (*args[:written], *(self._own(a) for a in args[written:]))
             kwargs = {k: v if k == "out" else self._own(v) for k, v in kwargs.items()}
         data: list[Tensor] = []
@@ -198,22 +209,8 @@ class Tape(TorchFunctionMode):
         args, kwargs = self._own_statistics(spec, args, kwargs)
         return self._dispatch(spec, func, args, kwargs, data)
 
-    def _bare(self, value: Any, data: list[Tensor]) -> Any:
-        """As `_prepare`, with the tensors themselves in their places."""
-        kind = type(value)
-        if kind is tuple or kind is list:
-            if _ATOMS.issuperset(map(type, value)):
-                return value
-            return kind([self._bare(v, data) for v in value])
-        if not isinstance(value, Tensor):
-            return value
-        if value.requires_grad and (value := self._weight(value)).requires_grad:
-            data.append(value)
-            return value
-        return value.clone() if value.is_inference() else value
-
     def _prepare(self, value: Any, data: list[Tensor]) -> Any:
-        """Data tensors become slots; weights lose their gradient, so that to require one means to depend on
+        """Data tensors become slots; weights lose their gradient, so that requiring one means depending on
         the network's input; inference tensors become ordinary ones."""
         if isinstance(value, Tensor):
             if value.requires_grad and (value := self._weight(value)).requires_grad:
@@ -225,18 +222,24 @@ class Tape(TorchFunctionMode):
         return value
 
     def _own(self, value: Any) -> Any:
-        """Copies of what lies in a storage that will be put back before the gradient is taken."""
-        if isinstance(value, Tensor):
-            return value.clone() if storage_of(value) in self._borrowed else value
-        if type(value) in (list, tuple):
-            return type(value)([self._own(v) for v in value])
-        return value
+        """Copies of tensors in a storage that will be restored before the gradient is taken."""
+        return map_tensors(lambda x: x.clone() if storage_id(x) in self._borrowed else x, value)
 
     def _weight(self, x: Tensor) -> Tensor:
         """A weight without its gradient; anything else as it is."""
-        if not x.requires_grad or not x.is_leaf:  # a parameter is a leaf, wherever it can be
+        if not x.requires_grad:
             return x
-        return x.detach() if self.foreign_leaves or isinstance(x, Parameter) else x
+        if not x.is_leaf:  # a parameter is one, unless a weight was computed from it before the pass
+            earlier = self.leaves is not None and node_number(x) < self.start
+            return x.detach() if earlier and not reaches(x.grad_fn, self._is_entry) else x
+        return x.detach() if self.leaves is not None or isinstance(x, Parameter) else x
+
+    def _is_entry(self, node: Any) -> bool:
+        variable = getattr(node, "variable", None)
+        return (
+            any(variable is leaf for leaf in self.leaves or ())
+            or getattr(node, "_forward_cls", None) is Bridge
+        )
 
     def _dispatch(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         args, kwargs, inplace = out_of_place(spec, args, kwargs)
@@ -245,75 +248,60 @@ class Tape(TorchFunctionMode):
             return self._native(spec, func, args, kwargs, data, inplace)
         if op.family in self.decompose:
             op.inputs = tuple(data)
-            with self:
-                return decompositions[op.family](op)
-        if not (spec.writes or inplace):
-            return self._bridge(op, data)
-        target = fill(args[0] if args else kwargs["input"], data)
-        alone = len(data) == 1 and target is data[0] and not torch.is_autocast_enabled(target.device.type)
-        if alone and self._may_overwrite(op, target):
-            self._protect(target)
-            whole, named = fill(args, data), {"inplace": True} if inplace else {}
-            return self._bridge(op, data, lambda: func(*whole, **kwargs, **named))
+            return under_mode(self, lambda: decompositions[op.family](op))
         result = self._bridge(op, data)
+        if not (spec.writes or inplace):
+            return result
+        target = fill(args[0] if args else kwargs["input"], data)
         self._protect(target)
         written = Overwrite.apply(target, result)
-        if written._is_view():
+        if is_view(written):
             self._written.note(written)
         return written
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
-        """The record of this call, if it depends on the input and its family is wanted. In-place rectifiers
-        nearly always are: torch derives some of them from their output, with other last bits."""
+        """The record of this call, if it depends on the input and its family is wanted. In-place activations
+        always are: autograd derives some from their output, which a write on another part invalidates."""
         if not data or spec.family is None or "out" in kwargs:
             return None
-        op = Op(spec, spec.family, args, kwargs, self.current)
+        op = Op(spec, spec.family, args, kwargs, self.state)
         if spec.family in ops.REFINED:
             op.family = ops.refine(spec.family, spec.name, op.argument)
         if len(data) > 1 and op.family in ops.OF_ONE:
             return None
         op.data_count = len(data)
+        wanted = self.families is None or op.family in self.families or op.family in self.decompose
+        if op.family == "batch_norm":
+            op.linear = self._scale(op, data)
+            wanted = wanted or op.linear is not None
+        if not wanted and not (writes and op.family in ops.RECTIFIERS):
+            return None
         if op.family == "conv":
-            op.sources = tuple([op_of(x.grad_fn) for x in data])
-        if writes and op.family in ops.RECTIFIERS:
-            whole = spec.name in ops.SAME_IN_PLACE and not data[0]._is_view()
-            return op if not whole or self._wanted(op) else None
-        return op if self._wanted(op) else None
+            op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
+        return op
 
-    def _wanted(self, op: Op) -> bool:
-        if self.families is not None and op.family not in self.families:
-            return op.family in self.decompose
-        keep = self.keeps.get(op.family)
-        return keep is None or keep.concerns is None or keep.concerns(op)
+    def _scale(self, op: Op, data: list[Tensor]) -> Any:
+        """A batch norm in closed form, always: torch's own gradient of it can be wrong (see Scale)."""
+        first = op.args[0] if op.args else op.kwargs.get("input")
+        if self.plain or dispatch_modes() or len(data) != 1 or type(first) is not Slot or autocast_active():
+            return None
+        found = linear_op(op, data[0])
+        return found if type(found) is Scale else None
 
-    def _may_overwrite(self, op: Op, target: Tensor) -> bool:
-        """Whether an in-place op can run as it is: nobody asks for its input, and it is all of a tensor."""
-        keep = self.keeps.get(op.family)
-        return keep is not None and not keep.inputs and not target._is_view() and not target.is_leaf
-
-    def _bridge(self, op: Op, data: Sequence[Tensor], in_place: Callable[[], Any] | None = None) -> Any:
-        keep, kind = self.keeps.get(op.family, _ALL), LINEAR_STEPS.get(op.family)
-        step = kind.of(op, data[0]) if kind is not None and in_place is None and _is_step(op) else None
-        with NOTHING if unsurrounded() else identity_hooks():
-            if in_place is not None:
-                result = bridged(BridgeInPlace, op, in_place, *data)
-            elif step is not None:
-                result = bridged(BridgeStep, op, step, keep, *data)
-            else:
-                result = bridged(Bridge, op, keep, *data)
+    def _bridge(self, op: Op, data: Sequence[Tensor]) -> Any:
+        with saving():
+            result = Bridge.apply(op, self.plain or dispatch_modes() > 0, *data)
         if type(result) is tuple and op.result_type not in (tuple, list):
             result = op.result_type(result)
-        self._note(op, op.input_shapes[0])
-        return result
-
-    def _note(self, op: Op, source: tuple[int, ...]) -> None:
-        """Enter an op that ran."""
         if self.named:
             op.module = calling_module(__file__)
         self.ops.append(op)
-        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, op.data_count, source, op))
+        shape = op.input_shapes[0]
+        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, op.data_count, shape, op))
+        op.note_versions()
         for x in op.held():
-            self._holders.setdefault(storage_of(x), []).append(op)
+            self._holders.setdefault(storage_id(x), []).append(op)
+        return result
 
     def length(self) -> tuple[int, int]:
         return len(self.ops), len(self.trace.rows)
@@ -329,31 +317,37 @@ class Tape(TorchFunctionMode):
     def _native(
         self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor], inplace: bool
     ) -> Any:
+        """A call without a rule: autograd's own."""
         args = fill(args, data)
         kwargs = {k: fill(v, data) for k, v in kwargs.items()} if kwargs else {}
         if inplace:
             kwargs["inplace"] = True
         self._before_write(spec, args, kwargs, inplace)
-        if spec.name in _LOOKS and data and data[0].grad_fn is not None:
-            graph.mark_hooked(data[0])
-        with surroundings(spec.name, args, data):
+        if data and spec.name in _RECURRENT:
+            self.trace.recurrent[spec.name] = _RECURRENT[spec.name]
+        with contextlib.ExitStack() as around:
+            around.enter_context(saving())
+            if args and isinstance(args[0], Tensor) and args[0].is_inference():
+                around.enter_context(torch.inference_mode())  # only there they can be written
+            if spec.name in _RECURRENT and data and data[0].is_cuda:
+                # cuDNN's recurrent networks have a backward pass in training mode only.
+                around.enter_context(torch.backends.cudnn.flags(enabled=False))
             result = func(*args, **kwargs)
         if data:
             self._enter(spec, result, data)
         return result
 
     def _enter(self, spec: ops.Spec, result: Any, data: list[Tensor]) -> None:
-        """A row for a call that is not recorded."""
+        """A row for a call that is not bridged."""
         if spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
-        if isinstance(result, (Tensor, tuple, list)) and differentiable(result):
-            output, source = first(result), tuple(data[0].shape)
+        output = first(result) if isinstance(result, (tuple, list)) and result else result
+        if isinstance(output, Tensor) and output.requires_grad:
             module = calling_module(__file__) if self.named else None
-            self.trace.rows.append(
-                Row(spec.name, module, tuple(output.shape), spec.family, len(data), source)
-            )
+            shapes = tuple(output.shape), tuple(data[0].shape)
+            self.trace.rows.append(Row(spec.name, module, shapes[0], spec.family, len(data), shapes[1]))
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
-                output.register_hook(self.current.look)  # its zeros may hide an infinity
+                output.register_hook(self.state.report)  # its zeros may hide an infinity
 
     def _without_grad(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call while gradients are off. An activation here is one whose rule will never run."""
@@ -362,21 +356,18 @@ class Tape(TorchFunctionMode):
             self.trace.hidden.append(row)
         self._before_write(spec, args, kwargs, out_of_place(spec, args, kwargs)[2])
         args, kwargs = self._own_statistics(spec, args, kwargs)
-        with writable(args):
+        made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
+        with torch.inference_mode() if made_there else contextlib.nullcontext():
             return func(*args, **kwargs)
 
     def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Running statistics as copies: in training mode the layer would update the model's own."""
-        if (
-            spec.family not in ("batch_norm", "norm")
-            or self.keeper is None
-            or not updates(spec, args, kwargs)
-        ):
+        normalises = spec.family in ("batch_norm", "norm")
+        if not normalises or self.keeper is None or not updates_statistics(spec, args, kwargs):
             return args, kwargs
-        own = dict.fromkeys(_STATISTICS, cloned)
         named = zip(spec.names, args, strict=False)
-        args = (*(own.get(name, same)(a) for name, a in named), *args[len(spec.names) :])
-        return args, {k: own.get(k, same)(v) for k, v in kwargs.items()}
+        args = (*(_copied(name, a) for name, a in named), *args[len(spec.names) :])
+        return args, {k: _copied(k, v) for k, v in kwargs.items()}
 
     def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
         if spec.writes or inplace:
@@ -389,43 +380,263 @@ class Tape(TorchFunctionMode):
             for each in target:
                 self._protect(each)
         elif isinstance(target, Tensor):
-            storage = storage_of(target)
+            storage = storage_id(target)
             for op in self._holders.pop(storage, ()):
-                op.unshare(storage)
-            if target.grad_fn is None:  # no data: perhaps the model's own, or the caller's
+                _unshare(op, storage)
+            if target.grad_fn is None:  # not data: perhaps the model's own, or the caller's
                 for op in self.ops:
-                    op.unshare(storage)
+                    _unshare(op, storage)
                 if self.keeper is not None and self.keeper.before_write(storage):
                     self._borrowed.add(storage)
 
 
-Way = Callable[[Tape, ops.Spec, Any, tuple, dict], Any]
-_WAYS: dict[Any, dict[Any, tuple[Way, ops.Spec]]] = {}
+def _unshare(op: Op, storage: int) -> None:
+    """An op keeps copies of what is in a storage that is about to be written."""
+
+    def unshared(x: Tensor) -> Tensor:
+        return x.clone() if storage_id(x) == storage else x
+
+    op.inputs, op._output = map_tensors(unshared, (op.inputs, op._output))
+    op.args, op.kwargs = map_tensors(unshared, (op.args, op.kwargs))
+    op.note_versions()
+    if op.linear is not None and any(True for _ in op.args):
+        op.linear = linear_op(op, op.inputs[0]) if op.inputs else op.linear
 
 
-def _is_step(op: Op) -> bool:
-    """Whether an op's one data tensor is its first argument, and of the type that its weights are."""
-    return op.data_count == 1 and bool(op.args) and type(op.args[0]) is Slot and not autocasts()
+def _copied(name: str, value: Any) -> Any:
+    return value.clone() if name in _STATISTICS and isinstance(value, Tensor) else value
 
 
-def _is_data(x: Any) -> bool:
-    """Whether an argument certainly depends on the input."""
-    return type(x) is Tensor and x.requires_grad and not x.is_leaf
+def op_of(node: Any) -> Op | None:
+    """The op that an autograd node belongs to, if it is a recorded one."""
+    return node.op if getattr(node, "_forward_cls", None) is Bridge else None
 
 
-def _has_data(args: tuple, kwargs: dict) -> bool:
-    """Whether a call has data besides its first argument, or what cannot be used as it is."""
-    for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
-        if type(value) is Parameter or type(value) is Tensor:
-            if (value.requires_grad and type(value) is Tensor) or value.is_inference():
-                return True
-        elif type(value) not in _ATOMS and isinstance(value, Tensor):
-            return True
-    return False
+class Written:
+    """In-place ops on views: which of them together wrote all of the tensor they are views of."""
+
+    def __init__(self) -> None:
+        # Written elements, the node of the first write, and the base itself, so that its address stays taken.
+        self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}
+
+    def note(self, view: Tensor) -> None:
+        base = base_of(view)
+        if view.numel() == base.numel():  # this write alone covers it
+            base.grad_fn.metadata[_COVERED] = True  # type: ignore[union-attr]
+            self._parts.pop(storage_id(base), None)
+            return
+        size = base.untyped_storage().nbytes() // base.element_size()
+        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn, base
+        written, first_node, _ = self._parts.setdefault(storage_id(base), fresh)
+        written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+        if bool(written.as_strided(base.shape, base.stride(), base.storage_offset()).all()):
+            first_node.metadata[_COVERED] = True
+            del self._parts[storage_id(base)]
+
+
+_COVERED = "rectgrad: all of the base was overwritten"
+
+
+def graph_of(root: Any, leaves: Sequence[Tensor]) -> Graph:
+    """The autograd nodes below a score, with the ops that are bridged."""
+    below: dict[Any, list[Any]] = {}
+    found: dict[Any, Op] = {}
+    inputs = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in below:
+            continue
+        following = [f for f, _ in node.next_functions]
+        made_by = getattr(node, "_forward_cls", None)
+        if made_by is Bridge:
+            found[node] = node.op
+        elif made_by is Overwrite or node.metadata.get(_COVERED):
+            following = following[1:]  # what an in-place op overwrote gets no gradient
+        if any(getattr(node, "variable", None) is leaf for leaf in leaves):
+            inputs.add(node)
+        below[node] = following
+        waiting.extend(following)
+    return Graph(root, below, found, inputs)
+
+
+# Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
+_UNSEEN = {
+    "relu": "ReLU",
+    "leakyrelu": "LeakyReLU",
+    "prelukernel": "PReLU",
+    "elu": "ELU",
+    "silu": "SiLU",
+    "gelu": "GELU",
+    "mish": "Mish",
+    "hardswish": "Hardswish",
+    "softplus": "Softplus",
+    "rreluwithnoise": "RReLU",
+}
+_OPAQUE = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
+_HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
+
+
+def hidden_part(graph: Graph, trace: Trace) -> str | None:
+    """A sentence about the first part of the network whose activations no rule can reach, or None."""
+    if "rnn_relu" in trace.recurrent:
+        return "an nn.RNN with ReLU, which applies its activations inside one call; write its steps out"
+    for node in graph.below:
+        if node in graph.ops:
+            continue
+        name = node.name() if hasattr(node, "name") else type(node).__name__
+        if any(opaque in name for opaque in _OPAQUE):
+            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
+        unseen = _unseen(node, graph.kind(node))
+        if unseen:
+            where = "outside Python (a scripted function, for example)"
+            return f"a {unseen} run {where}; use the original Python code"
+        if hasattr(node, "_forward_cls") and name not in _HARMLESS:
+            sentence = _foreign(name.removesuffix("Backward"), trace)
+            if sentence:
+                return sentence
+    return None
+
+
+def _unseen(node: Any, kind: str) -> str | None:
+    """The rectifier that one of torch's own nodes belongs to."""
+    if kind in ("clamp", "clampmin", "hardtanh"):
+        low, high = saved(node, "min", "min_val"), saved(node, "max", "max_val")
+        return "clamp at 0" if low == 0 and (high is None or high > 1) else None
+    return _UNSEEN.get(kind)
+
+
+def _foreign(name: str, trace: Trace) -> str | None:
+    """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
+    if name == "CheckpointFunction":
+        return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
+    calls = [row.name for row in trace.hidden if row.function == name]
+    activation = next((call for call in calls if call not in ops.LINEAR_CALLS), None)
+    if calls and activation is None:
+        return None
+    inside = f"which hides a {activation}" if activation else "whose inside cannot be seen"
+    return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
+
+
+class BridgedPass:
+    """As `RecordedPass`, on a BridgeRecorder, with autograd's backward pass."""
+
+    def __init__(self, request: Request, recorder: BridgeRecorder) -> None:
+        self.n = len(request.inputs[0])
+        self.mixes: bool | None = None
+        self.lock = threading.RLock()
+        self.recorder, self.state = recorder, recorder.state
+        self.state.batch = self.n
+        self.adopt(request.region)
+        if request.region is not None:
+            request.region.begin()
+        self.trace.root = request.model if isinstance(request.model, nn.Module) else None
+        with no_inference_mode(), torch.enable_grad():
+            self.leaves = recorder.leaves = tuple(_leaf(x) for x in request.inputs)
+            # Copies, so that a model may write on its input and into the containers it is given.
+            inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
+            args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
+            recorder.refuses = True
+            self.outputs = under_mode(recorder, lambda: request.model(*inputs, *args, **kwargs))
+            recorder.refuses = False
+        if request.region is not None:
+            request.region.restore()
+        self.length = recorder.length()
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorder.trace
+
+    @property
+    def ops(self) -> list[Op]:
+        return self.recorder.ops
+
+    def adopt(self, region: Region | None) -> None:
+        self.recorder.keeper = region.keeper if region is not None else None
+
+    def forget(self) -> None:
+        self.recorder.truncate(self.length)
+
+    def close(self) -> None:
+        self.recorder.suspended = True
+
+    def rectified(self) -> list[Op]:
+        return [op for op in self.recorder.ops if op.family in ops.RECTIFIERS]
+
+    def scores(self, target: targets.Scores) -> Tensor:
+        with no_inference_mode(), torch.enable_grad():
+            if isinstance(target, targets.Picked):
+                scores = target(self.outputs)
+            else:  # a callable target is part of what is explained: its steps follow the rules too
+                outputs = map_tensors(torch.clone, self.outputs)
+                scores = under_mode(self.recorder, lambda: target(outputs))
+        if not scores.requires_grad:
+            raise ValueError(
+                "the score to explain does not depend on the input: the forward pass detaches it, runs under "
+                "no_grad, or leaves torch; explain a model that is differentiable from input to output"
+            )
+        return scores
+
+    def backward(self, plan: Plan, scores: Tensor, once: bool, observe: Observe | None = None) -> Maps:
+        state = self.state
+        with self.lock, no_inference_mode():
+            if plan.rules or observe:
+                self._prepare(plan, scores, observe is not None)
+            state.rules, state.observe, state.once = plan.rules, observe, once
+            state.ran, state.sums = set(), []
+            ones = torch.ones_like(scores)
+            try:
+                grads = under_mode(  # a backward hook may write on the model
+                    self.recorder,
+                    lambda: torch.autograd.grad(
+                        scores, self.leaves, ones, retain_graph=not once, allow_unused=True
+                    ),
+                )
+            except RuntimeError as error:
+                raise _in_our_words(error, plan.name, once) from None
+            finally:
+                state.rules, state.observe = {}, None
+            self.sums, ran = state.sums, state.ran
+        if plan.rectifies and not ran & ops.RECTIFIERS:
+            raise UnsupportedModelError(nothing_rectified(plan.name, list(self.trace.by_hand)))
+        return tuple(
+            torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, self.leaves, strict=True)
+        )
+
+    def _prepare(self, plan: Plan, scores: Tensor, observed: bool) -> None:
+        """The facts that the rules ask for; and no rule for a network with parts out of reach."""
+        graph = graph_of(scores.grad_fn, self.leaves)
+        for op in self.recorder.ops:
+            op.facts = NO_FACTS
+        hidden = hidden_part(graph, self.trace) if plan.rules else None
+        if hidden:
+            raise unsupported(plan.name, hidden)
+        wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
+        find_facts(graph, (*wanted, "channels") if observed else wanted)
+
+
+def _leaf(x: Tensor) -> Tensor:
+    x = x.detach()
+    return (x.clone() if x.is_inference() else x).requires_grad_()
+
+
+def unsupported(method: str, part: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{method} cannot explain this model: it contains {part}")
+
+
+def _in_our_words(error: RuntimeError, method: str, once: bool) -> RuntimeError:
+    """What autograd's error means here; the error itself if it means nothing special."""
+    if "Checkpointing is not compatible with .grad()" in str(error):
+        return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
+    if "modified by an inplace operation" not in str(error):
+        return error
+    if not once:
+        return RuntimeError("the model or its input was changed after it was recorded; record it again")
+    return unsupported(method, "a tensor that is modified in place although its gradient needs it")
 
 
 @contextlib.contextmanager
-def propagate(rules: Rules) -> Iterator[Trace]:
+def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trace]:
     """Run a model with your own backward rules.
 
     `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
@@ -438,19 +649,19 @@ def propagate(rules: Rules) -> Iterator[Trace]:
         print(trace)
     """
     _check(rules)
-    tape = Tape(families=frozenset(rules))
-    tape.current.rules = dict(rules)
-    with tape:
-        yield tape.trace
-    if rules and not tape.ops:
-        met = sorted({row.family or row.name for row in tape.trace.rows})
+    recorder = BridgeRecorder(families=frozenset(rules))
+    recorder.state.rules = {family: as_rule(rule) for family, rule in rules.items()}
+    with recorder:
+        yield recorder.trace
+    if rules and not any(op.family in rules for op in recorder.ops):
+        met = sorted({row.family or row.name for row in recorder.trace.rows})
         warnings.warn(
             f"no rule will act: none of {', '.join(rules)} was met, only {', '.join(met) or 'nothing'}",
             stacklevel=3,
         )
 
 
-def _check(rules: Rules) -> None:
+def _check(rules: Any) -> None:
     if not isinstance(rules, Mapping):
         raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
     known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
@@ -458,5 +669,5 @@ def _check(rules: Rules) -> None:
     if unknown:
         raise ValueError(f"unknown op family {unknown[0]!r}; families are {', '.join(sorted(known))}")
     for family, rule in rules.items():
-        if not isinstance(rule, Callable):  # type: ignore[arg-type]
+        if not callable(rule):
             raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.memory import out_of_memory
 from rectgrad.engine.op import wide
-from rectgrad.engine.passes import Maps
-from rectgrad.engine.request import Request
+from rectgrad.engine.request import Maps, Request
 from rectgrad.engine.target import contrast
+from rectgrad.engine.torch_private import out_of_memory
 
 Ask = Callable[[Any, Request], Maps]
 
@@ -129,12 +128,11 @@ class Points:
 def separable(method: Any, request: Request) -> bool:
     """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
     output, nor by a method that may have values for each sample in a way unknown here."""
-    modules = request.region.modules if request.region is not None else []
     return (
         request.n > 0
         and method.repeated(1, request.inputs) is not None
         and (not callable(request.target) or type(request.target) is contrast)
-        and not any(module.training for module in modules)
+        and not (request.region is not None and request.region.trains)
     )
 
 

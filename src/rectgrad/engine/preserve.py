@@ -1,4 +1,4 @@
-"""The model stays as it was found: what a call writes on it is put back, also after an error.
+"""The model stays as it was found: what a call writes on it is restored, also after an error.
 
 Attributes and the containers in them are copied beforehand, tensors only when they are about to be written.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import operator
 import random
 import threading
 import types
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rectgrad.engine.op import storage_of
+from rectgrad.engine.torch_private import is_view, storage_of, tensors_in
 
 LONGEST = 10_000  # members of a container that is looked into; a longer one is data, not state
 
@@ -166,7 +166,7 @@ class Header:
 
     def restore(self) -> None:
         x = self.tensor
-        if x.grad_fn is not None and not self._asks and not x._is_view():
+        if x.grad_fn is not None and not self._asks and not is_view(x):
             x.detach_()  # it was written with values that depend on the input
         if _place(x) != self._place:
             x.data = self._data
@@ -275,7 +275,7 @@ class Keeper:
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
         self._copies: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._lock = contextlib.ExitStack()
+        self._locked = False
 
     def owns(self, storage: int) -> bool:
         return storage in self._owned
@@ -290,53 +290,70 @@ class Keeper:
     def before_write(self, storage: int) -> bool:
         """Whether a storage that is about to be written is one to be put back."""
         if self.owns(storage) and storage not in self._copies:
-            if not self._copies:
-                self._lock.enter_context(_writing)
+            if not self._locked:
+                self._locked = True  # before it is: an interrupt in between must not keep it for ever
+                _writing.acquire()
             kept = [x.data for x in self._owned[storage]]  # as they lie there now, whatever x becomes
             self._copies[storage] = [(x, x.clone()) for x in kept]
         return self.owns(storage)
 
     def restore(self) -> None:
-        with self._lock, torch.no_grad():
+        if not self._locked:
+            return
+        with torch.no_grad():
             for x, copy in (pair for pairs in self._copies.values() for pair in pairs):
-                with torch.inference_mode(x.is_inference()):
+                with torch.inference_mode() if x.is_inference() else contextlib.nullcontext():
                     x.copy_(copy)
-            self._copies.clear()
+        self._copies.clear()
+        self._locked = False
+        with contextlib.suppress(RuntimeError):  # it was not acquired
+            _writing.release()
 
 
 @dataclass
 class Shared:
-    """A snapshot and the calls that rely on it: who is interrupted at its very beginning or end goes all the
-    same. settled: no pass ran since all was put back."""
+    """A snapshot, and the calls that rely on it. settled: no pass ran since everything was restored."""
 
     snapshot: Snapshot
-    users: weakref.WeakSet[Region] = field(default_factory=weakref.WeakSet)
+    users: set[Region] = field(default_factory=set)
     settled: bool = False
 
 
 class Region:
-    """One call: the snapshot it shares with other threads on the same model, and its own keeper."""
+    """One call: the snapshot it shares with other threads on the same model, and its own keeper.
+
+    `close` may be called more than once, and whether or not `open` finished: an interrupt can end either.
+    """
 
     _guard = threading.Lock()
-    _active: ClassVar[weakref.WeakValueDictionary[Any, Shared]] = weakref.WeakValueDictionary()
+    _active: ClassVar[dict[Any, Shared]] = {}
 
-    def __init__(self, model: Any, target: Any, tensors: Iterable[Tensor], device: torch.device) -> None:
-        self._device, self._random = device, _random_state(device)
-        # Several functions around one module share its state.
-        self._key = frozenset(map(id, modules_in(model))) or id(model)
-        with self._guard:
-            self._shared = self._active.get(self._key) or Shared(Snapshot(model))
-            self._active[self._key] = self._shared
-            self._shared.users.add(self)
-        self._own = Snapshot(target) if callable(target) else None
+    def __init__(self, model: Any, target: Any, given: Any, device: torch.device) -> None:
+        self._model, self._target, self._given, self._device = model, target, given, device
+        self._shared: Shared | None = None
+        self._own: Snapshot | None = None
+        self._random: dict[str, Any] | None = None
         self._begun = False
-        snapshot = self._shared.snapshot
+
+    def open(self) -> None:
+        self._random = _random_state(self._device)
+        # Several functions around one module share its state.
+        self._key = frozenset(map(id, modules_in(self._model))) or id(self._model)
+        with self._guard:
+            shared = self._active.get(self._key)
+            if shared is None:
+                shared = self._active[self._key] = Shared(Snapshot(self._model))
+            shared.users.add(self)
+            self._shared = shared
+        self._own = own = Snapshot(self._target) if callable(self._target) else None
+        snapshot, given = shared.snapshot, self._given
         self.modules, self.lazy = snapshot.modules, snapshot.lazy
-        own, given = self._own, list(tensors)
-        self.keeper = Keeper(lambda: [*snapshot.tensors, *(own.tensors if own is not None else ()), *given])
+        self.keeper = Keeper(lambda: [*snapshot.tensors, *(own.tensors if own else ()), *tensors_in(given)])
+        self.trains = any(map(trains, self.modules))
 
     def begin(self, linked: bool = False) -> None:
-        """Before a pass: attributes as the first one found them, where nobody else is in the middle."""
+        """Before a pass: attributes as the first one found them, if no other call is in the middle of one."""
+        assert self._shared is not None
         if self._begun:
             self.settle()
         if not linked:
@@ -347,7 +364,8 @@ class Region:
         self._begun, self._shared.settled = True, False
 
     def settle(self) -> None:
-        """Put attributes back now (a GPU may still be at work), where nobody else is in the middle."""
+        """Restore attributes now (a GPU may still be at work), if no other call is inside a pass."""
+        assert self._shared is not None
         with self._guard:
             if len(self._shared.users) == 1 and not self._shared.settled:
                 self._shared.snapshot.restore()
@@ -358,18 +376,49 @@ class Region:
         if self._own is not None:
             self._own.restore()
         self.keeper.restore()
-        _set_random_state(self._device, self._random)
+        if self._random is not None:
+            _set_random_state(self._device, self._random)
 
     def close(self) -> None:
-        try:
-            self.restore()
-        finally:
-            with self._guard:
-                self._shared.users.discard(self)
-                if not self._shared.users:  # the last one out puts everything back
-                    if not self._shared.settled:
-                        self._shared.snapshot.restore()
-                    self._active.pop(self._key, None)
+        if self._random is not None:
+            _set_random_state(self._device, self._random)
+        with self._guard:
+            shared = self._shared or self._active.get(getattr(self, "_key", None))
+            if shared is None or self not in shared.users:
+                return
+            if self._own is not None:
+                self._own.restore()
+            if hasattr(self, "keeper"):
+                self.keeper.restore()
+            if len(shared.users) == 1:  # the last one restores everything
+                if not shared.settled:
+                    shared.snapshot.restore()
+                self._active.pop(self._key, None)
+            shared.users.discard(self)
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether a module is in training mode and does something else there."""
+    if not module.training:
+        return False
+    if type(module).__module__.startswith("torch."):
+        random_parts = getattr(module, "p", 0) or getattr(module, "dropout", 0)
+        if isinstance(module, _DROPPING):
+            return isinstance(random_parts, (int, float)) and random_parts > 0
+        return isinstance(module, _TRAINING)
+    return _asks_for_training(type(module))
+
+
+_DROPPING = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+_TRAINING = (nn.modules.batchnorm._NormBase, nn.RReLU)
+
+
+@functools.lru_cache(maxsize=1024)
+def _asks_for_training(kind: type) -> bool:
+    """Whether the code of a class reads `training`."""
+    own = (each for each in kind.__mro__ if not each.__module__.startswith("torch.") and each is not object)
+    functions = (value for each in own for value in vars(each).values() if inspect.isfunction(value))
+    return any("training" in function.__code__.co_names for function in functions)
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

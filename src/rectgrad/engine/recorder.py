@@ -1,16 +1,17 @@
-"""A forward pass whose ops are linked to one another, so that its way back needs no graph of autograd's.
+"""The recorder: a forward pass whose ops are linked to one another, so that the backward pass walks them.
 
-Nearly every network is a chain of calls that are all seen and make new tensors, or overwrite one that nobody
-else looks at. There the record itself is the graph, at a fraction of the cost. What depends on the input
-requires a gradient here too, so that whatever is made of it out of sight has a graph of its own, and is
-noticed. A pass that is not so simple raises `Unlinked`; a `Tape` can record it.
+A `TorchFunctionMode` sees every torch call of its thread, so it does not matter how a model spells an op.
+Nothing is set, replaced or written on the model. Tensors that depend on the input carry the op that made them
+and require a gradient, although no graph is built: anything made from them out of sight (a scripted part, a
+custom autograd.Function, another thread) then has a graph of its own, and is noticed when it comes back. A
+pass with something that cannot be linked raises `Unlinked`: the bridge can run it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
@@ -18,131 +19,207 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from rectgrad import ops
-from rectgrad.engine.calls import asked, autocasts, out_of_place, undisturbed, unsurrounded, updates
-from rectgrad.engine.op import Current, Keep, Op, Slot, storage_of
+from rectgrad import kernels, ops
+from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
-from rectgrad.engine.trace import Row, Trace
-from rectgrad.kernels.linear_ops import LINEAR_STEPS
-from rectgrad.ops.composite import composite, inside
+from rectgrad.engine.torch_private import (
+    autocast_active,
+    dispatch_modes,
+    is_view,
+    next_node_number,
+    node_number,
+    saved_tensor_hooks,
+    set_grad_enabled,
+    tensors_in,
+    transform_active,
+    under_mode,
+    unwrapped,
+    version,
+)
+from rectgrad.engine.trace import Row, Trace, calling_module
+from rectgrad.kernels.linear_ops import AvgPool, Conv, Linear, LinearOp, Scale
+from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
+from rectgrad.ops.composite import composite, decompositions
 from rectgrad.ops.derivatives import DIRECT, Found, direct
 
 _FIRST = Slot(0)
-_INPUT = ops.Spec("input", None, lambda x: x, (), False)
+_INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
-_QUIET = _ATOMS | {tuple, list, Parameter}  # where a step or a rectifier takes them, they hold numbers
-_set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
-# Answers that are the same for a linked tensor as for any other.
+_QUIET = _ATOMS | {
+    tuple,
+    list,
+    Parameter,
+}  # in a linear op or an activation, no data
+_LINEAR = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
+# Questions with the same answer for a linked tensor as for any other.
 _ASKED = frozenset(
     "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
     "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
 )
-# To start autograd's engine on a GPU takes as long as some ten ops of ours: with more of these a tape is
-# faster.
-MOST_LOCAL_GRAPHS = 8
-# Nothing but what these say happens to a tensor.
-_LINKABLE = ops.ROUTING - frozenset(
-    "__setitem__ copy alias lift_fresh detach requires_grad_ data __copy__ numpy_T scatter index_add".split()
+# Calls that do more than compute a result, or hide what they compute.
+_UNLINKABLE = frozenset(
+    "__setitem__ copy alias lift_fresh detach requires_grad_ requires_grad data __copy__ __deepcopy__ "
+    "numpy_T register_hook register_post_accumulate_grad_hook retain_grad set numpy __array__ storage "
+    "untyped_storage share_memory apply map resize as_strided lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
+    "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
 )
-
-# Of a tensor's shape and type alone.
+# New tensors from a tensor's shape and type alone.
 _NEW = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
     "new_tensor".split()
 )
 
-Sources = tuple[Op | None, ...]
 
-
-class Unlinked(Exception):  # noqa: N818 - no error: another way is taken
+class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
     """A call that cannot be linked."""
 
 
-class LinkedTape(TorchFunctionMode):
-    """One forward pass. keeps: what the rule of a family reads of its calls. carries: what passed an
-    activation may travel as lists."""
+class Refused(Unlinked):
+    """A call that no rule can follow, not even over the bridge; its text names it."""
 
-    # The forward pass failed, or all is done: who is interrupted when a mode ends may leave it behind.
-    over = ended = False
 
-    def __init__(self, keeps: Mapping[str, Keep], carries: bool = False) -> None:
+class Recorder(TorchFunctionMode):
+    """One forward pass.
+
+    rules: those that the backward pass will use, which say what to keep of an op; None to keep everything,
+    for any method. decompose: families to record by their elementary steps. named: note the layer of each op.
+    """
+
+    suspended = False  # calls pass through: another attribution runs inside this one, or this one has ended
+
+    def __init__(self, rules: Rules | None, decompose: Collection[str] = (), named: bool = False) -> None:
         super().__init__()
-        self.keeps = keeps
-        self.current = Current()
-        self.current.carries = carries
+        self.rules, self.decompose, self.named = rules, decompose, named
+        self.state = State()
         self.keeper: Keeper | None = None
         self.ops: list[Op] = []
-        self.failed = False  # a call raised: a model that goes on all the same may have taken another way
-        self._local_graphs = 0  # on a GPU
-        self._shared: set[int] = set()  # storages that several linked tensors lie in
-
-    @functools.cached_property
-    def trace(self) -> Trace:
-        trace = Trace()
-        trace.rows = [
-            Row(op.name, None, tuple(op.shape), op.family, op.data_count, tuple(op.input_shapes[0]), op)
-            for op in self.ops
-        ]
-        return trace
+        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
+        self.start = next_node_number()
+        self.failed = False  # a call raised: a model that catches it may have taken another path
+        self.turned = False  # dimensions changed places through an attribute such as `.T`
+        self._shared: set[int] = set()  # storages of more than one linked tensor
+        self._holders: dict[int, list[Op]] = {}  # storages of the tensors that ops keep
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
-        op = Op(_INPUT, "input", (), {}, self.current)
+        op = Op(_INPUT, "input", (), {}, self.state)
+        op.shape, op.index, op.version = x.shape, len(self.ops), version(x)
         x._rectgrad = op  # type: ignore[attr-defined]
+        self.ops.append(op)
         return op
 
     def op_of(self, x: Tensor) -> Op | None:
         """The op that made a tensor; None for a weight or a constant."""
-        if not x.requires_grad:
-            return None
         op: Op | None = getattr(x, "_rectgrad", None)
-        if op is not None and op.current is self.current:
+        if op is not None and op.state is self.state:
+            if op.version != x._version or not x.requires_grad:
+                raise Unlinked(f"the result of {op.name} was modified out of sight")
             return op
-        if op is None and x.is_leaf:
+        if not x.requires_grad or (op is None and x.is_leaf):
             return None
-        raise Unlinked("made out of sight")
+        if node_number(x) < self.start and not reaches(x.grad_fn, self._is_entry):
+            return None  # a weight that was computed before the pass
+        raise Unlinked("a tensor was made out of sight")
+
+    def _is_entry(self, node: Any) -> bool:
+        op = getattr(getattr(node, "variable", None), "_rectgrad", None)
+        return op is not None and op.state is self.state
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.over:
+        if self.suspended:
             return func(*args, **(kwargs or {}))
-        way = _WAYS.get(func) or way_of(func)
+        handler = _HANDLERS.get(func) or handler_of(func)
         try:
-            return way[0](self, way[1], func, args, kwargs or {})
+            return handler[0](self, handler[1], func, args, kwargs or {})
         except BaseException:
             self.failed = True
             raise
 
-    def _refused(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
-        raise Unlinked(spec.name)
+    def trace(self, root: Any) -> Trace:
+        rows = [
+            Row(op.name, op.module, tuple(op.shape), op.family, op.data_count, tuple(op.input_shapes[0]), op)
+            for op in self.ops
+            if op.family != "input"
+        ]
+        trace = Trace(rows, root)
+        trace.by_hand, trace.turned = self.by_hand, self.turned
+        return trace
+
+    def truncate(self, length: int) -> None:
+        """Forget the ops after the first `length`."""
+        late = set(map(id, self.ops[length:]))
+        if late:
+            del self.ops[length:]
+            for storage, holding in list(self._holders.items()):
+                self._holders[storage] = [op for op in holding if id(op) not in late]
+
+    # How calls are handled: one function for each kind of call.
+
+    def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A question about a tensor: nothing to record."""
+        return func(*args, **kwargs)
+
+    def _refuse(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
+        raise Unlinked(spec.attribute or spec.name)
+
+    def _unknown(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A function that is not torch's own: linked only if it has nothing to do with the data."""
+        if func in _DIFFERENTIATING:
+            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
+        data: list[Tensor] = []
+        for value in (*args, *kwargs.values()):
+            self._slot(value, data)
+        if data:
+            raise Unlinked(spec.name)
+        return _without_graph(func, args, kwargs)
+
+    def _composite(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """One of torch's own composites: its body runs under the recorder."""
+        body = composite(func)
+        assert body is not None
+        return under_mode(self, lambda: body(*args, **kwargs))
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What tells a linked tensor from another one."""
-        if self.op_of(args[0]) is not None:
-            raise Unlinked(func.__self__.__name__)
-        return self._constant(spec, func, args, kwargs, writes=False)
+        """An attribute that differs between a linked tensor and another one."""
+        if self.op_of(args[0]) is None:
+            return self._constant(spec, func, args, kwargs, writes=False)
+        if spec.attribute in ("T", "mT"):
+            self.turned = True
+            return self._any(_TRANSPOSE[spec.attribute], func, args, kwargs)
+        raise Unlinked(str(spec.attribute))
 
-    def _step(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A linear step whose one data tensor is its first argument."""
+    def _linear(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A linear op whose one data tensor is its first argument."""
         source = self._source(args, kwargs)
         if source is None:
             return self._any(spec, func, args, kwargs)
         x, family = args[0], spec.family
         assert family is not None
-        op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.current)
-        op.step = step = LINEAR_STEPS[family].of(op, x)
-        if step is None:
+        op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.state)
+        linear = linear_op(op, x)
+        if linear is None:
             return self._any(spec, func, args, kwargs)
-        _set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             y = func(*args, **kwargs)
         finally:
-            _set_grad_enabled(True)
+            set_grad_enabled(True)
+        others: tuple = ()
+        if type(y) is not Tensor:  # torch.native_batch_norm gives its statistics too
+            y, *others = y  # type: ignore[assignment]
         op.input_shapes, op.shape = (x.shape,), y.shape
-        if self.current.carries:
-            step.made(op, y)
-        return self._link(op, (source,), y)
+        op.linear = linear if linear is not _AVG_POOL else _avg_pool(op, x, y)
+        reads = self._reads(op)
+        if reads != "shapes":
+            op._output = y.detach()
+            op.inputs = (x.detach(),) if reads == "all" else ()
+            self._hold(op)
+        linked = self._link(op, (source,), y)
+        return (linked, *others) if others else linked
 
     def _rectifier(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A rectified activation: its output is kept, and its input only if the rule reads it."""
         source = self._source(args, kwargs)
         if source is None:
             return self._any(spec, func, args, kwargs)
@@ -151,46 +228,141 @@ class LinkedTape(TorchFunctionMode):
         )
         x, family, inplace = args[0], spec.family, inplace or spec.writes
         assert family is not None
-        op = Op(spec, family, (_FIRST, *others[1:]), named, self.current)
+        op = Op(spec, family, (_FIRST, *others[1:]), named, self.state)
         if family == "clamp":
             op.family = family = ops.refine("clamp", spec.name, op.argument)
-            if family not in ops.RECTIFIERS:
-                return self._any(spec, func, args, kwargs)
-        keep = self.keeps[family]
+        ruled = self.rules is None or family in self.rules
+        if family not in ops.RECTIFIERS or not (ruled or spec.name == "relu"):
+            return self._any(spec, func, args, kwargs)
         if inplace:
             self._overwrite(x, source)
-        if keep.inputs:
+        if self._reads(op) == "all":
             op.inputs = (x.detach().clone() if inplace else x.detach(),)
-        _set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             y = func(*args, **kwargs)
         finally:
-            _set_grad_enabled(True)
+            set_grad_enabled(True)
         op.shape = y.shape
         op.input_shapes, op._output = (op.shape,), y.detach()
-        op.versions = _versions(op) if keep.inputs else (y._version,)
+        if spec.name == "relu":  # its gradient needs no input, which may have been overwritten
+            op.back, op.needed = relu_gradient, (op._output,)
+        self._hold(op)
         return self._link(op, (source,), y)
 
     def _sum(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """x + y of one shape: what arrives goes to both."""
-        if kwargs or spec.name != "add" or len(args) != 2 or not _alike(*args) or not undisturbed():
+        """x + y of one shape: the gradient goes to both."""
+        if kwargs or spec.name != "add" or len(args) != 2 or not _alike(*args) or not self._undisturbed():
             return self._any(spec, func, args, kwargs)
         x, y = args
-        sources = self.op_of(x), self.op_of(y)
-        if None in sources:
+        first, second = self.op_of(x), self.op_of(y)
+        if first is None or second is None or (self.rules is None or "add" in self.rules):
             return self._any(spec, func, args, kwargs)
         if spec.writes:
-            self._overwrite(x, sources[0])
-        op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.current)
+            self._overwrite(x, first)
+        op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.state)
         op.back, op.data_count = to_both, 2
         op.input_shapes, op.shape = (x.shape, y.shape), x.shape
-        return self._link(op, sources, _without_graph(func, args, kwargs))
+        return self._link(op, (first, second), _without_graph(func, args, kwargs))
+
+    def _any(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Any call that may be linked: by a closed form of its gradient, or by a graph of its own."""
+        given, named, inplace = out_of_place(spec, args, kwargs)
+        data: list[Tensor] = []
+        slots = tuple([self._slot(a, data) for a in given])
+        options = {k: self._slot(v, data) for k, v in named.items()} if named else named
+        writes = spec.writes or inplace
+        if not data:
+            return self._constant(spec, func, args, kwargs, writes)
+        if spec.name in ops.BY_HAND:
+            self.by_hand[spec.name] = None
+        if spec.family is None and (spec.name in _UNLINKABLE or (writes and spec.name != "masked_fill")):
+            raise Unlinked(spec.name)
+        op = Op(spec, spec.family or "", slots, options, self.state)
+        op.data_count = len(data)
+        self._check(op, writes)
+        if op.family in self.decompose and not writes:
+            op.inputs = tuple(data)
+            return under_mode(self, lambda: decompositions[op.family](op))
+        sources = tuple([self.op_of(x) for x in data])
+        if writes:
+            self._overwrite(data[0], sources[0])
+            kept = [x.detach().clone() if i == 0 else x.detach() for i, x in enumerate(data)]
+        else:
+            kept = data
+        op.input_shapes = tuple([x.shape for x in data])
+        found = self._directly(op, kept)
+        if found is not None:
+            result, op.back, needed = found
+            op.needed = tuple([x.detach() for x in needed])
+        else:
+            with saving():
+                leaves = op._leaves = tuple([x.detach().requires_grad_() for x in kept])
+                result = op.call(*leaves)
+            for x, leaf in zip(data, leaves, strict=True):
+                if result is leaf:
+                    return x
+        if type(result) in (bool, int, float, str, torch.Size):
+            return result
+        if type(result) is Tensor:
+            return self._made(op, sources, result, kept, data[0] if writes else None)
+        if not isinstance(result, (tuple, list)) or writes or not all(type(r) is Tensor for r in result):
+            raise Unlinked(spec.name)
+        return type(result)([self._made(copy.copy(op), sources, r, kept, None) for r in result])
+
+    def _made(
+        self, op: Op, sources: Any, result: Tensor, data: list[Tensor], target: Tensor | None
+    ) -> Tensor:
+        """Link one result of a call. target: the tensor that it overwrites."""
+        if op.back is None:
+            if not result.requires_grad:
+                whole = not (result.is_floating_point() or result.is_complex())
+                if whole or op.name in _NEW:
+                    return result
+                raise Unlinked(op.name)
+            op._local = result
+            result = result.detach()
+        op.shape, y = result.shape, result
+        if target is not None:
+            y = _without_graph(target.copy_, (result,), {})
+        else:
+            storage = storage_id(y)
+            if any(storage_id(x) == storage for x in data):
+                self._shared.add(storage)
+        reads = self._reads(op)
+        if reads != "shapes":
+            op._output = y.detach()
+            op.inputs = tuple([x.detach() for x in data]) if reads == "all" else ()
+        self._hold(op)
+        return self._link(op, sources, y)
+
+    def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
+        """A call that does not depend on the input, so that its result needs no gradient."""
+        if transform_active() and any(map(self._is_wrapped, tensors_in((args, kwargs)))):
+            raise Refused(_TRANSFORM)
+        reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in _UNLINKABLE)
+        target = args[0] if args else kwargs.get("input")
+        if "out" in kwargs or (writes and (reshapes or not self._writable(target))):
+            raise Unlinked(spec.name)
+        return _without_graph(func, args, kwargs)
+
+    # Parts of the above.
+
+    def _undisturbed(self) -> bool:
+        """Whether a call does no more than it says: gradients are on, autocast and other modes are not."""
+        if transform_active():
+            raise Refused(_TRANSFORM)
+        return torch.is_grad_enabled() and not autocast_active() and not dispatch_modes()
+
+    def _is_wrapped(self, x: Tensor) -> bool:
+        """Whether a tensor of a torch.func transform wraps a linked one."""
+        return getattr(unwrapped(x), "_rectgrad", None) is not None
 
     def _source(self, args: tuple, kwargs: dict) -> Op | None:
-        """The op that made the first argument, if that is certainly the only one that is data."""
+        """The op that made the first argument, if that is certainly the only data."""
         x = args[0] if args else None
-        op: Op | None = getattr(x, "_rectgrad", None)
-        if op is None or op.current is not self.current or type(x) is not Tensor or not undisturbed():
+        op = self.op_of(x) if type(x) is Tensor else None
+        if op is None or not self._undisturbed():
             return None
         for value in args:
             if type(value) not in _QUIET and value is not x and _perhaps_data(value):
@@ -200,88 +372,6 @@ class LinkedTape(TorchFunctionMode):
                 return None
         return op
 
-    def _link(self, op: Op, sources: Sources, y: Tensor) -> Tensor:
-        op.sources = sources
-        for source in sources:
-            source.readers += 1  # type: ignore[union-attr]
-        y.requires_grad_()
-        y._rectgrad = op  # type: ignore[attr-defined]
-        self.ops.append(op)
-        return y
-
-    def _any(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any call that may be linked, by a graph of its own."""
-        args_, kwargs_, inplace = out_of_place(spec, args, kwargs)
-        data: list[Tensor] = []
-        slots = tuple([self._slot(a, data) for a in args_])
-        named = {k: self._slot(v, data) for k, v in kwargs_.items()}
-        writes = spec.writes or inplace
-        if not data:
-            return self._constant(spec, func, args, kwargs, writes)
-        if spec.family is None and spec.name not in _LINKABLE:
-            return self._flat(spec, func, args, kwargs, writes)
-        op = Op(spec, spec.family or "", slots, named, self.current)
-        op.data_count = len(data)
-        _check(op, writes)
-        sources = tuple([self.op_of(x) for x in data])
-        if not writes and op.family not in self.keeps:
-            found = _directly(op, data)
-            if found is not None:
-                y, op.back, needed = found
-                op.needed = tuple([x.detach() for x in needed])
-                op.versions = _versions(op) if needed else ()
-                op.input_shapes, op.shape = tuple([x.shape for x in data]), y.shape
-                self._note_sharing(y, data)
-                return self._link(op, sources, y)
-        if writes:
-            self._overwrite(data[0], sources[0])
-        self._local_graphs += data[0].is_cuda
-        if self._local_graphs > MOST_LOCAL_GRAPHS:
-            raise Unlinked("too many calls without a closed form")
-        leaves = tuple([(x.detach().clone() if writes else x.detach()).requires_grad_() for x in data])
-        result = op.call(*leaves)
-        for x, leaf in zip(data, leaves, strict=True):
-            if result is leaf:
-                return x
-        op.input_shapes, op._leaves = tuple([x.shape for x in data]), leaves
-        if type(result) is Tensor:
-            return self._local(op, sources, result, data[0] if writes else None)
-        if not isinstance(result, (tuple, list)) or writes or not all(type(r) is Tensor for r in result):
-            raise Unlinked(spec.name)
-        return type(result)([self._local(_another(op), sources, r, None) for r in result])
-
-    def _local(self, op: Op, sources: Sources, result: Tensor, target: Tensor | None) -> Tensor:
-        """Link one result of a call that has a graph of its own. target: what it is written on."""
-        if not result.requires_grad:
-            return result
-        op._local, op.shape = result, result.shape
-        y = result.detach()
-        if target is not None:
-            y = _without_graph(target.copy_, (y,), {})
-        else:
-            self._note_sharing(y, op._leaves)
-        if op.family in self.keeps:
-            keep = self.keeps[op.family]
-            op._output = y.detach() if keep.output else None
-            op.inputs = tuple([x.detach() for x in op._leaves]) if keep.inputs else ()
-            op.versions = _versions(op)
-        return self._link(op, sources, y)
-
-    def _note_sharing(self, y: Tensor, data: Sequence[Tensor]) -> None:
-        storage = storage_of(y)
-        if any(storage_of(x) == storage for x in data):
-            self._shared.add(storage)
-
-    def _flat(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
-        """A call that has no gradient: its result is an answer, whole numbers, or new values."""
-        if writes or "out" in kwargs:
-            raise Unlinked(spec.name)
-        result = _without_graph(func, args, kwargs)
-        whole = type(result) is Tensor and not (result.is_floating_point() or result.is_complex())
-        if whole or spec.name in _NEW or type(result) in (bool, int, float, str):
-            return result
-        raise Unlinked(spec.name)
-
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots, weights lose their gradient."""
         kind = type(value)
@@ -289,7 +379,8 @@ class LinkedTape(TorchFunctionMode):
             return value
         if kind is Tensor or kind is Parameter:
             if self.op_of(value) is None:
-                return value.detach() if value.requires_grad else value
+                value = value.detach() if value.requires_grad else value
+                return value.clone() if value.is_inference() else value
             data.append(value)
             return Slot(len(data) - 1)
         if kind is list or kind is tuple:
@@ -298,56 +389,150 @@ class LinkedTape(TorchFunctionMode):
             raise Unlinked(f"an argument of type {kind.__name__}")
         return value
 
-    def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
-        """A call that does not depend on the input, so that its result asks for no gradient."""
-        if "out" in kwargs or (writes and not self._writable(args[0] if args else kwargs.get("input"))):
-            raise Unlinked(spec.name)
-        return _without_graph(func, args, kwargs)
+    def _check(self, op: Op, writes: bool) -> None:
+        """No call is linked whose meaning the bridge would see differently."""
+        if op.family in ops.REFINED:
+            op.family = ops.refine(op.family, op.name, op.argument)
+        if op.data_count > 1 and op.family in ops.OF_ONE:
+            op.family = ""
+        trains = op.name == "instance_norm" or (
+            op.family == "batch_norm" and updates_statistics(op.spec, op.args, op.kwargs)
+        )
+        unlike = not self._undisturbed() or "out" in op.kwargs
+        if trains or unlike or (writes and (not op.args or type(op.args[0]) is not Slot)):
+            raise Unlinked(op.name)
 
-    def _writable(self, target: Any) -> bool:
-        """Not so the model's and the caller's tensors: a tape keeps copies of them."""
-        plain = type(target) is Tensor and not target.requires_grad and self.keeper is not None
-        return plain and not self.keeper.owns(storage_of(target))  # type: ignore[union-attr]
+    def _directly(self, op: Op, data: list[Tensor]) -> Found:
+        """The result without a graph, where the gradient has a closed form."""
+        if op.name not in DIRECT:
+            return None
+        set_grad_enabled(False)
+        try:
+            found = direct(op, data)
+        finally:
+            set_grad_enabled(True)
+        if found is not None and any(found[0] is x for x in data):
+            return None
+        return found
+
+    def _reads(self, op: Op) -> str:
+        """What is kept of an op for its rule."""
+        if self.rules is None:
+            return "all"
+        rule = self.rules.get(op.family)
+        return "shapes" if rule is None else rule.reads
+
+    def _hold(self, op: Op) -> None:
+        """Note the tensors that an op keeps, and their versions."""
+        held = list(op.held())
+        if held:
+            op.versions = tuple([version(x) for x in held])
+            for x in held:
+                self._holders.setdefault(storage_id(x), []).append(op)
 
     def _overwrite(self, x: Tensor, source: Op | None) -> None:
-        """Before a linked tensor is written: nobody else may see it, and its maker's record keeps a copy."""
-        storage = storage_of(x)
-        if source is None or source.family == "input" or x._is_view() or storage in self._shared:
+        """Before a linked tensor is written: nobody else may see it, and ops that keep it get a copy."""
+        storage = storage_id(x)
+        if source is None or source.family == "input" or is_view(x) or storage in self._shared:
             raise Unlinked("an in-place call on shared values")
-        if source._output is not None and storage_of(source._output) == storage:
-            check_intact(source)
-            source._output = source._output.clone()
-            source.versions = _versions(source)
+        for op in self._holders.pop(storage, ()):
+            if op.overwritten():
+                raise Unlinked(f"a value that {op.name} needs was modified out of sight")
+            op.inputs = tuple([_unshared(each, storage) for each in op.inputs])
+            op.needed = tuple([_unshared(each, storage) for each in op.needed])
+            op._output = None if op._output is None else _unshared(op._output, storage)
+            op.note_versions()
+
+    def _writable(self, target: Any) -> bool:
+        """Whether a constant may be written. The model's and the caller's tensors are copied before."""
+        if type(target) is not Tensor or target.requires_grad or self.keeper is None or target.is_inference():
+            return False
+        storage = storage_id(target)
+        if self.rules is None and self.keeper.owns(storage):
+            return False  # it is restored before the record is used
+        self.keeper.before_write(storage)
+        return True
+
+    def _link(self, op: Op, sources: Any, y: Tensor) -> Tensor:
+        op.sources, op.index = sources, len(self.ops)
+        if self.named:
+            op.module = calling_module(__file__)
+        y.requires_grad_()
+        op.version = y._version
+        y._rectgrad = op  # type: ignore[attr-defined]
+        self.ops.append(op)
+        return y
 
 
-Way = Callable[[LinkedTape, ops.Spec, Any, tuple, dict], Any]
-_WAYS: dict[Any, tuple[Way, ops.Spec]] = {}
+def linear_op(op: Op, x: Tensor) -> LinearOp | None:
+    """The linear op that a call is; None if it is not of the usual kind."""
+    family, args = op.family, op.args
+    if family == "conv":
+        if len(args) == 7 and not op.kwargs:  # as the modules write it
+            weight, given = args[1], args[3:]
+        else:
+            weight, *rest = (op.argument(n) for n in ("weight", "stride", "padding", "dilation", "groups"))
+            given = tuple(rest)
+        fits = isinstance(weight, Tensor) and weight.dtype is x.dtype and given[1] != "same"
+        return Conv(x, weight, given) if fits and x.dim() == weight.dim() > 2 else None
+    if family == "linear":
+        weight = op.argument("weight")
+        fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
+        return Linear(x, weight) if fits else None
+    if family == "batch_norm":
+        variance, weight, eps = (op.argument(name) for name in ("running_var", "weight", "eps"))
+        trains = op.argument("training") or op.name == "instance_norm"
+        if not isinstance(variance, Tensor) or trains or x.dim() < 2:
+            return None
+        return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
+    usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False) and x.dim() == 4
+    fits = usual and op.argument("divisor_override") is None and kernels.is_native(x) and x.is_contiguous()
+    return _AVG_POOL if fits else None
 
 
-def way_of(func: Any) -> tuple[Way, ops.Spec]:
-    """How a linked tape meets a call of a function."""
-    way = _WAYS.get(func)
-    if way is None:
-        spec = ops.lookup(func)
-        way = _WAYS[func] = _way(func, spec), spec
-    return way
+_AVG_POOL: Any = object()  # one that is made when its output is known
 
 
-def _way(func: Any, spec: ops.Spec) -> Way:
-    if spec.name in ("__get__", "__set__", "__delete__"):
-        name = getattr(getattr(func, "__self__", None), "__name__", "")
+def _avg_pool(op: Op, x: Tensor, y: Tensor) -> AvgPool:
+    kernel, stride, padding = (op.argument(name, 0) for name in ("kernel_size", "stride", "padding"))
+    return AvgPool(x, y, kernel, stride, padding, bool(op.argument("count_include_pad", True)))
+
+
+Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
+_HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
+_DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
+_TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
+_TRANSPOSE = {
+    "T": ops.Spec("t", None, lambda x: x.permute(*range(x.dim() - 1, -1, -1)), torch.t, False),
+    "mT": ops.Spec("t", None, lambda x: x.transpose(-2, -1), torch.t, False),
+}
+
+
+def handler_of(func: Any) -> tuple[Handler, ops.Spec]:
+    """How the recorder handles calls of a function. Remembered for torch's own functions alone."""
+    spec = TABLE.lookup(func)
+    handler = _handler(func, spec), spec
+    if spec.own:
+        _HANDLERS[func] = handler
+    return handler
+
+
+def _handler(func: Any, spec: ops.Spec) -> Handler:
+    if not spec.own or func in _DIFFERENTIATING:
+        return Recorder._unknown
+    if spec.attribute is not None:
         if spec.name == "__get__":
-            return asked if name in _ASKED else LinkedTape._attribute
-        return LinkedTape._refused
+            return Recorder._pass if spec.attribute in _ASKED else Recorder._attribute
+        return Recorder._refuse
     if spec.silent:
-        return asked
-    if spec.family is None and composite(func) is not None and spec.name not in _LINKABLE:
-        return inside
-    if spec.family in LINEAR_STEPS and spec.name not in ("convolution", "_convolution"):
-        return LinkedTape._step
+        return Recorder._pass
+    if spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
+        return Recorder._composite
+    if spec.family in _LINEAR and spec.name not in ("convolution", "_convolution"):
+        return Recorder._linear
     if spec.family in ops.RECTIFIERS or spec.family == "clamp":
-        return LinkedTape._rectifier
-    return LinkedTape._sum if spec.family == "add" else LinkedTape._any
+        return Recorder._rectifier
+    return Recorder._sum if spec.family == "add" else Recorder._any
 
 
 def _perhaps_data(value: Any) -> bool:
@@ -356,75 +541,58 @@ def _perhaps_data(value: Any) -> bool:
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
     enabled = torch.is_grad_enabled()
-    _set_grad_enabled(False)
+    set_grad_enabled(False)
     try:
         return func(*args, **kwargs)
     finally:
-        _set_grad_enabled(enabled)
+        set_grad_enabled(enabled)
 
 
-def to_both(R: Tensor) -> tuple[Tensor, Tensor]:
+def to_both(R: Any) -> tuple[Any, Any]:
     return R, R
+
+
+def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:
+    return (torch.ops.aten.threshold_backward.default(R, y, 0),)
+
+
+def reaches(node: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a wanted node is in the autograd graph below a node."""
+    waiting, met = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in met:
+            if wanted(node):
+                return True
+            met.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def saving() -> Any:
+    """Around a call that autograd records: tensors are saved as they are. Hooks of checkpointing would
+    recompute them out of sight. Ours check versions, because torch does not if a hook has packed a tensor."""
+    if saved_tensor_hooks() is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
+
+
+def _pack(x: Tensor) -> tuple[Tensor, int]:
+    return x.detach(), version(x)  # the tensor itself would refer to the node that saves it
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    x, before = packed
+    if version(x) != before:
+        raise RuntimeError("a tensor needed for the gradient was modified by an inplace operation")
+    return x
+
+
+def _unshared(x: Tensor, storage: int) -> Tensor:
+    return x.clone() if storage_id(x) == storage else x
 
 
 def _alike(x: Any, y: Any) -> bool:
     if type(x) is not Tensor or type(y) is not Tensor:
         return False
     return x.shape == y.shape and x.dtype is y.dtype and x.device == y.device
-
-
-def _check(op: Op, writes: bool) -> None:
-    """No call is linked whose rule would not be that of a tape."""
-    if op.family in ops.REFINED:
-        op.family = ops.refine(op.family, op.name, op.argument)
-    known = op.name in _LINKABLE or op.family in ops.FAMILIES
-    trains = op.name == "instance_norm" or (
-        op.family == "batch_norm" and updates(op.spec, op.args, op.kwargs)
-    )
-    unlike = not undisturbed() or "out" in op.kwargs or op.family in ops.RECTIFIERS
-    if not known or trains or unlike or (writes and (not op.args or type(op.args[0]) is not Slot)):
-        raise Unlinked(op.name)
-
-
-def _directly(op: Op, data: list[Tensor]) -> Found:
-    """The result without a graph, where the way back has a closed form."""
-    if op.name not in DIRECT:
-        return None
-    _set_grad_enabled(False)
-    try:
-        found = direct(op, data)
-    finally:
-        _set_grad_enabled(True)
-    if found is not None and any(found[0] is x for x in data):
-        return None
-    return found
-
-
-def _another(op: Op) -> Op:
-    """For each of several results of a call one."""
-    other = copy.copy(op)
-    other.facts = {}
-    return other
-
-
-def _versions(op: Op) -> tuple[int, ...]:
-    return tuple([x._version for x in op.held()])
-
-
-def check_intact(op: Op) -> None:
-    """What a record keeps of a call was not written since."""
-    if op.versions and op.versions != _versions(op):
-        raise Unlinked("a record was overwritten")
-
-
-def linkable(inputs: Sequence[Tensor]) -> bool:
-    """Whether nothing around a call stands in the way of a linked pass."""
-    return (
-        all(type(x) is Tensor and x.layout is torch.strided for x in inputs)
-        and not autocasts()
-        and unsurrounded()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch.is_anomaly_enabled()
-    )

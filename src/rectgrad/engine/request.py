@@ -4,24 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rectgrad import kernels, ops
+from rectgrad import ops
 from rectgrad.engine import target as targets
-from rectgrad.engine.backward import LinkedPass, linked
-from rectgrad.engine.bridge import Tape
+from rectgrad.engine.backward import (
+    Maps,
+    Observe,
+    RecordedPass,
+    foreign_modes,
+    recorded_pass,
+    remember_bridged,
+)
+from rectgrad.engine.bridge import BridgedPass, BridgeRecorder, unsupported
 from rectgrad.engine.diagnose import check_finite, check_inputs, warn_if_incomplete, warn_if_nothing_passed
-from rectgrad.engine.op import Keep, per_sample
-from rectgrad.engine.passes import Maps, Observe, Pass, copied
+from rectgrad.engine.op import Rules, per_sample
 from rectgrad.engine.preserve import Region
-from rectgrad.engine.recorder import LinkedTape, Unlinked
+from rectgrad.engine.recorder import Recorder, Refused, Unlinked
+from rectgrad.engine.torch_private import map_tensors
 from rectgrad.engine.trace import Row, Trace
 
-if TYPE_CHECKING:
-    from rectgrad.methods import Method
+Pass = RecordedPass | BridgedPass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine needs to know of a method: its rules and what they require. See methods/method.py."""
+
+    name: str
+    rules: Rules
+    rectifies: bool = False
+    thresholds: bool = False
+    decompose: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    per_sample: bool = False
+
+    @classmethod
+    def of(cls, method: Any) -> Plan:
+        return cls(
+            type(method).__name__,
+            method.rules(),
+            method.rectifies,
+            method.thresholds,
+            method.decompose,
+            method.facts,
+            method.per_sample,
+        )
+
+
+NO_RULES = Plan("saliency", {})
+ANYTHING = ("attention", "glu")  # decomposed in a pass that is kept for any method
 
 
 @dataclass
@@ -39,12 +74,14 @@ class Request:
     offset: int = 0  # of the first sample in what the caller gave
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
     checked: bool = False  # whether the inputs are known to be finite
-    tape: Tape | LinkedTape | None = field(default=None, init=False)  # of the last pass
+    bridged: bool = False  # the recorder could not link this request
+    last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
 
     @property
     def trace(self) -> Trace | None:
-        return self.tape.trace if self.tape is not None else None
+        """Of the last pass."""
+        return self.last.trace if self.last is not None else None
 
     @property
     def n(self) -> int:
@@ -96,32 +133,12 @@ class Request:
         def changed(x: Tensor) -> Tensor:
             return change(x) if x.dim() > 0 and x.shape[0] == n else x
 
-        return copied((self.args, self.kwargs), changed)
+        return map_tensors(changed, (self.args, self.kwargs))
 
     def given(self, x: Tensor) -> Tensor:
         """A tensor among the further arguments, as the model gets it."""
         x = x.clone() if x.is_inference() else x.detach()
         return x.to(self.device or x.device)
-
-    def tape_for(self, method: Method, named: bool = False) -> Tape:
-        """A tape that records what the method's rules need, and what is looked at besides. named: somebody
-        will ask for the names of layers."""
-        rules = method.rules()
-        families = frozenset(rules) | ({"pad"} if "conv" in rules else set())
-        if self.diagnosing:
-            return Tape(families | frozenset(ops.FAMILIES), decompose=method.decompose)
-        carries = method.thresholds and self.observe is None and kernels.carries(self.inputs[0])
-        if self.observe is not None:
-            families |= ops.RECTIFIERS
-        elif carries:
-            families |= CARRYING
-        elif method.thresholds and kernels.chosen() != "reference":
-            families |= {"batch_norm"}  # torch would keep its input, and take longer
-        keeps = {family: keeping(family, rules.get(family), carries) for family in families}
-        tape = Tape(families, keeps, method.decompose)
-        tape.current.carries = carries
-        tape.named = named or self.observe is not None or bool(method.decompose)
-        return tape
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
         if self.settled is None:
@@ -134,100 +151,128 @@ class Request:
 
     def outputs(self) -> Any:
         """The model's outputs, without recording anything."""
-        return Pass(self, Tape((), decompose=())).outputs
+        passed = self.recording(NO_RULES)
+        passed.close()
+        return passed.outputs
 
-    def backward(self, method: Method) -> Maps:
+    def recording(self, plan: Plan, whole: bool = False, named: bool = False) -> Pass:
+        """A forward pass: recorded, or bridged if it has something that cannot be linked.
+
+        whole: keep everything, for any method. named: note the layer of each op.
+        """
+        named = named or whole or self.observe is not None or self.diagnosing
+        everything = whole or self.diagnosing or self.observe is not None
+        if not self.bridged:
+            decompose = ANYTHING if whole else plan.decompose
+            recorder = Recorder(None if everything else plan.rules, decompose, named)
+            passed = recorded_pass(self, plan, recorder)
+            if passed is not None:
+                return passed
+        families = frozenset(plan.rules) | ({"pad"} if "conv" in plan.rules else set())
+        if plan.rectifies or self.observe is not None:
+            families |= ops.RECTIFIERS | {"div", "mul"}  # a division by six makes a gate of a ReLU6
+        decompose = ANYTHING if whole else plan.decompose
+        plain = foreign_modes() > 0
+        try:
+            recorder = BridgeRecorder(None if everything else families, decompose, plain=plain, named=named)
+            return BridgedPass(self, recorder)
+        except Refused as error:
+            if plan.rules or whole:
+                raise unsupported(plan.name, str(error)) from None
+        return BridgedPass(self, BridgeRecorder((), transparent=True))
+
+    def backward(self, method: Any) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample if the batch is mixed."""
-        if self._simple(method):
-            passed: LinkedPass | None = None
-            try:
-                passed = self._linked(method)
-                if passed is not None:
-                    return self._answered(method, passed)
-            except Unlinked:
-                assert passed is not None
-                passed.give_up(self.model)
-            finally:
-                if passed is not None:
-                    passed.end()
-            del passed
-        return self._answered(method, self.passed or Pass(self, self.tape_for(method)))
+        plan = Plan.of(method)
+        passed = self.passed or self.recording(plan)
+        try:
+            return self._answered(method, plan, passed)
+        except Unlinked:
+            if self.passed is None:
+                remember_bridged(self.model)
+        finally:
+            if self.passed is None:
+                passed.close()
+        return replace(self, passed=None, bridged=True)._handed_back(self, method)
 
-    def backward_from_baseline(self, method: Method, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
+    def _handed_back(self, to: Request, method: Any) -> Maps:
+        maps = self.backward(method)
+        to.last, to.answer, to.settled = self.last, self.answer, self.settled
+        return maps
+
+    def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
         """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
         completeness error: the sum of the finished map minus the difference of the scores."""
-        resolved = self.resolved()
-        reference = Pass(self.at(baseline), self.tape_for(method))
-        baseline_scores = reference.scores(resolved)
-        passed = Pass(self, self.tape_for(method))
-        scores = passed.scores(resolved)
-        pair(passed, reference)
-        raw = self.finish(method, passed, scores)
+        plan, resolved = Plan.of(method), self.resolved()
+        try:
+            return self._from_baseline(method, plan, resolved, baseline, finish)
+        except Unlinked:
+            remember_bridged(self.model)
+        bridged = replace(self, passed=None, bridged=True)
+        maps = bridged._from_baseline(method, plan, resolved, baseline, finish)
+        self.last, self.answer = bridged.last, bridged.answer
+        return maps
+
+    def _from_baseline(
+        self, method: Any, plan: Plan, resolved: targets.Scores, x0: Maps, finish: Callable[[Maps], Maps]
+    ) -> Maps:
+        there = self.at(x0)
+        reference = there.recording(plan)
+        here = replace(self, bridged=isinstance(reference, BridgedPass))
+        passed = here.recording(plan)
+        if type(passed) is not type(reference):
+            raise Unlinked("only one of the two passes could be recorded")
+        try:
+            baseline_scores = reference.scores(resolved)
+            scores = passed.scores(resolved)
+            pair(passed, reference)
+            raw = self.finish(method, plan, passed, scores)
+        finally:
+            passed.close()
+            reference.close()
         total = sum(per_sample(m).sum(1) for m in finish(raw))
         difference = (scores - baseline_scores).detach()
-        passed.tape.trace.completeness_error = total - difference
+        assert self.trace is not None
+        self.trace.completeness_error = total - difference
         if not self.diagnosing:
-            warn_if_incomplete(self, passed.tape.trace, difference)
+            warn_if_incomplete(self, self.trace, difference)
         return raw
 
-    def _simple(self, method: Method) -> bool:
-        """Whether the method needs no more than a linked pass."""
-        simple = method.rectifies and not method.decompose and kernels.chosen() != "reference"
-        return simple and self.passed is None and self.observe is None and not self.diagnosing
-
-    def _linked(self, method: Method) -> LinkedPass | None:
-        rules, carries = method.rules(), method.thresholds and kernels.carries(self.inputs[0])
-        keeps = {family: keeping(family, rule, carries) for family, rule in rules.items()}
-
-        return linked(self, lambda: LinkedPass(self, LinkedTape(keeps, carries)))
-
-    def _answered(self, method: Method, passed: Pass | LinkedPass) -> Maps:
-        if method.per_sample and self.n > 1 and mixes_samples(self, passed):
+    def _answered(self, method: Any, plan: Plan, passed: Pass) -> Maps:
+        if plan.per_sample and self.n > 1 and mixes_samples(self, passed):
             if self.settled is None and not callable(self.target):
                 self.resolved(passed.outputs)
-            del passed
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
             return tuple(torch.cat(part) for part in zip(*parts, strict=True))
         with passed.lock:
             passed.adopt(self.region)
             try:
-                return self.finish(method, passed, passed.scores(self.resolved(passed.outputs)))
+                return self.finish(method, plan, passed, passed.scores(self.resolved(passed.outputs)))
             finally:
                 passed.forget()
 
-    def finish(self, method: Method, passed: Pass | LinkedPass, scores: Tensor) -> Maps:
+    def finish(self, method: Any, plan: Plan, passed: Pass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
-        self.tape = passed.tape
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
-        maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
+        self.last = passed
+        maps = passed.backward(plan, scores, once=self.passed is None, observe=self.observe)
         if self.region is not None and maps[0].is_cuda:
             self.region.settle()  # while the device is at work
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
-            warn_if_nothing_passed(self, method, maps)
+            warn_if_nothing_passed(self, method, plan, maps)
         return maps
-
-
-# Linear steps with kernels of their own. Their gradient needs nothing kept.
-CARRYING = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
-
-
-def keeping(family: str, rule: Any, carries: bool) -> Keep:
-    """What a rule reads of the calls it is for; without one, what the plain gradient does."""
-    shapes_only = getattr(rule, "shapes_only", rule is None and family in CARRYING)
-    inputs = not (shapes_only or getattr(rule, "output_only", False))
-    return Keep(inputs, not shapes_only, None if carries else getattr(rule, "concerns", None))
 
 
 def pair(passed: Pass, reference: Pass) -> None:
     """Each op with its counterpart in the baseline's pass."""
-    ours, theirs = passed.tape.ops, reference.tape.ops
+    ours, theirs = passed.ops, reference.ops
     for i, op in enumerate(ours):
         if i >= len(theirs) or theirs[i].name != op.name or theirs[i].shape != op.shape:
             raise ValueError(
                 f"the model ran other operations on the baseline than on the input, from "
-                f"{passed.tape.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"
+                f"{passed.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"
             )
         op.reference = theirs[i]
 
@@ -246,23 +291,24 @@ class Repeating(int):
         return int(self) + row % self.n
 
 
-def mixes_samples(request: Request, passed: Pass | LinkedPass) -> bool:
+def mixes_samples(request: Request, passed: Pass) -> bool:
     """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
     if passed.mixes is None:
         passed.mixes = _mixes(request, passed)
     return passed.mixes
 
 
-def _mixes(request: Request, passed: Pass | LinkedPass) -> bool:
-    n, rows = passed.n, [row for row in passed.tape.trace.rows if row.shape]
+def _mixes(request: Request, passed: Pass) -> bool:
+    n, rows = passed.n, [row for row in passed.trace.rows if row.shape]
     shapes = [op.shape for op in passed.rectified()]
     if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
         return True
-    if not passed.tape.trace.turned and not any(_turned(row, n) for row in rows):
+    if not passed.trace.turned and not any(_turned(row, n) for row in rows):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
     try:
-        alone = Pass(request.rows(0, 1), Tape(ops.RECTIFIERS, decompose=()))
+        alone = BridgedPass(request.rows(0, 1), BridgeRecorder(ops.RECTIFIERS))
+        alone.close()
     except Exception:
         return False  # batch norm in training mode and programs of fixed size take no single sample
     return any(op.shape[0] != 1 for op in alone.rectified())
@@ -281,4 +327,4 @@ def _turned(row: Row, n: int) -> bool:
     return row.shape[0] != n or bool(row.source and row.source[0] != n)
 
 
-_TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum".split())
+_TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum stack".split())

@@ -7,6 +7,7 @@ the import fails with a sentence that names what is missing: nothing degrades si
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class _HooksUnknown:
+    """Stands for `saved_tensor_hooks` where torch does not tell."""
+
+    def __init__(self) -> None:
+        self._answers = iter((1, 2))  # for the check of itself
+
+    def __call__(self) -> Any:
+        return next(self._answers, self)
 
 
 def _choose(purpose: str, works: Callable[[Any], bool], *candidates: Callable[[], Any]) -> Any:
@@ -63,18 +74,72 @@ dispatch_modes: Callable[[], int] = _choose(
 )
 
 
+def active_function_modes() -> list[Any]:
+    """The TorchFunctionModes of this thread, the outermost first."""
+    return list(torch.overrides._get_current_function_mode_stack())
+
+
 def _pops(pop: Callable[[], Any]) -> bool:
     mode = BaseTorchFunctionMode()
     mode.__enter__()
     return pop() is mode
 
 
-pop_function_mode: Callable[[], Any] = _choose(
+_pop_function_mode: Callable[[], Any] = _choose(
     "remove a TorchFunctionMode",
     _pops,
     lambda: torch._C._pop_torch_function_stack,
     lambda: torch.overrides._pop_mode,
 )
+
+
+def _pushes(push: Callable[[Any], Any]) -> bool:
+    before = function_modes()
+    push(BaseTorchFunctionMode())
+    pushed = function_modes() == before + 1
+    while function_modes() > before:
+        _pop_function_mode()
+    return pushed
+
+
+_push_function_mode: Callable[[Any], Any] = _choose(
+    "add a TorchFunctionMode",
+    _pushes,
+    lambda: torch._C._push_on_torch_function_stack,
+    lambda: torch.overrides._push_mode,
+)
+
+
+def under_mode(mode: Any, work: Callable[[], Any]) -> Any:
+    """`work()` with a TorchFunctionMode active.
+
+    A `with` statement would do, but for interrupts: the mode's own `__exit__` is Python code, which an
+    interrupt can end early, and fails if torch had taken the mode off the stack at that moment.
+    """
+    depth = function_modes()
+    try:
+        _push_function_mode(mode)
+        return work()
+    finally:
+        while function_modes() > depth:
+            _pop_function_mode()
+
+
+def restore_function_modes(modes: list[Any]) -> None:
+    """Exactly these modes are active afterwards."""
+    now = active_function_modes()
+    same = 0
+    while same < min(len(now), len(modes)) and now[same] is modes[same]:
+        same += 1
+    while function_modes() > same:
+        _pop_function_mode()
+    for mode in modes[same:]:
+        _push_function_mode(mode)
+
+
+def no_inference_mode() -> Any:
+    """Leaves inference mode, if it is on: its guard is not touched otherwise."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _sees_autocast(active: Callable[[], bool]) -> bool:
@@ -146,9 +211,14 @@ def _counts_writes(version: Callable[[Tensor], int]) -> bool:
     return version(x) > before
 
 
-version: Callable[[Tensor], int] = _choose(
+_version: Callable[[Tensor], int] = _choose(
     "count the writes on a tensor", _counts_writes, lambda: operator.attrgetter("_version")
 )
+
+
+def version(x: Tensor) -> int:
+    """How often a tensor was written. Inference tensors are not counted: they cannot be written elsewhere."""
+    return 0 if x.is_inference() else _version(x)
 
 
 def _knows_views(is_view: Callable[[Tensor], bool]) -> bool:
@@ -180,6 +250,21 @@ transform_active: Callable[[], bool] = _choose(
     _sees_transforms,
     lambda: torch._C._are_functorch_transforms_active,
     lambda: lambda: torch._C._functorch.peek_interpreter_stack() is not None,
+)
+
+
+def _sees_hooks(top: Callable[[], Any]) -> bool:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        inside = top()
+    return inside is not None and inside != top()
+
+
+# The innermost hooks for saved tensors. Older versions cannot tell (before torch 2.8): then they always may be.
+saved_tensor_hooks: Callable[[], Any] = _choose(
+    "ask for the hooks of saved tensors",
+    _sees_hooks,
+    lambda: lambda: torch._C._autograd._top_saved_tensors_default_hooks(False),
+    lambda: _HooksUnknown(),
 )
 
 
@@ -215,9 +300,28 @@ def saved(node: Any, *names: str) -> Any:
     return next((getattr(node, f"_saved_{name}") for name in names if hasattr(node, f"_saved_{name}")), None)
 
 
+def node_number(x: Tensor) -> int:
+    """When the node that made a tensor was created: larger for a later one of the same thread."""
+    number = getattr(x.grad_fn, "_sequence_nr", None)
+    return number() if number is not None else 2**63  # unknown: as if it were the last
+
+
+def next_node_number() -> int:
+    """The number that the next node of this thread gets."""
+    with torch.enable_grad():
+        return node_number(torch.zeros((), device="cpu", requires_grad=True).view(())) + 1
+
+
+def pop_saved_tensor_hooks(until: Any) -> None:
+    """Remove the hooks that an interrupted context left behind; a torch that cannot tell leaves them."""
+    while saved_tensor_hooks() not in (None, until) and not isinstance(until, _HooksUnknown):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
 def inner_model(model: Any) -> Any:
     """The original module of a compiled one, or None."""
-    return model._modules.get("_orig_mod") if isinstance(model, torch.nn.Module) else None
+    held = isinstance(model, torch.nn.Module) and "_orig_mod" in model._modules
+    return model._modules["_orig_mod"] if held else None
 
 
 _NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
@@ -233,3 +337,11 @@ def out_of_memory(error: BaseException) -> bool:
 def overload_types() -> tuple[type, type]:
     """The classes of `torch.ops.aten.relu.default` and of `torch.ops.aten.relu`."""
     return type(torch.ops.aten.relu.default), type(torch.ops.aten.relu)
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """The tensor inside the wrappers of torch.func transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x

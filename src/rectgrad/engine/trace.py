@@ -39,12 +39,12 @@ class Row(NamedTuple):
 class Trace:
     """Every call that depends on the input, in the order of the forward pass."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
+    def __init__(self, rows: list[Row], root: nn.Module | None) -> None:
+        self.rows, self.root = rows, root
         self.hidden: list[Row] = []  # calls inside custom autograd.Functions, where gradients are off
         self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
-        self.turned = False  # whether dimensions changed places out of sight of the rows
-        self.root: nn.Module | None = None
+        self.turned = False  # dimensions changed places through an attribute, which has no row
+        self.recurrent: dict[str, str] = {}  # calls of recurrent layers, which hide their activations
         # DeepLIFT: sum of the map minus the difference of the scores, for each sample
         self.completeness_error: Tensor | None = None
 

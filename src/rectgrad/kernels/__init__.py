@@ -1,4 +1,4 @@
-"""Fast versions of what threshold.py and the rules specify, each tested against them: which are in use.
+"""Backends: who selects units and computes gradients of linear ops, on which device.
 
 The environment variable RECTGRAD_KERNELS chooses: "reference" the plain torch code of the specification,
 "portable" what needs neither a compiler nor a GPU, nothing (the default) the fastest there is.
@@ -6,31 +6,41 @@ The environment variable RECTGRAD_KERNELS chooses: "reference" the plain torch c
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rectgrad.kernels import native, portable
-from rectgrad.kernels.sparse import Carry, Survivors, carried, dense, survivors_of
 from rectgrad.ops.windows import Region
 
-__all__ = [
-    "Survivors",
-    "carried",
-    "carries",
-    "dense",
-    "in_use",
-    "masks",
-    "rectify",
-    "replays",
-    "scales",
-    "smallest",
-    "survivors_of",
-]
-
 CHOICES = ("fast", "portable", "reference")
+
+
+class Backend(Protocol):
+    """What a device offers. `Reference` in reference.py is the specification of every function."""
+
+    name: str
+    merges: bool  # a batch norm's scale can be merged into the weights of the convolution before it
+
+    def masks(self, a: Tensor) -> bool:
+        """Whether `rectify` can zero its result outside a region of these maps."""
+        ...
+
+    def smallest(self, score: Tensor, k: int) -> Tensor: ...
+
+    def rectify(
+        self,
+        a: Tensor,
+        R: Tensor,
+        rows: int,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        sums: list,
+        within: Region | None = None,
+    ) -> Any: ...
 
 
 def chosen() -> str:
@@ -40,115 +50,33 @@ def chosen() -> str:
     return value
 
 
-def in_use() -> dict[str, str]:
-    """The kernels for each kind of device, in words."""
-    return {"cpu": _on_cpu(), "cuda": "triton" if _cuda() else "reference"}
+def backend_of(x: Tensor) -> Backend:
+    """The backend for tensors like x."""
+    return _backend(x.device.type, chosen())
 
 
-def _on_cpu() -> str:
-    if chosen() == "reference":
-        return "reference"
-    library = native.load() if chosen() == "fast" else None
-    return f"native {library.level}" if library is not None else "portable"
+@functools.lru_cache(maxsize=64)
+def _backend(device: str, choice: str) -> Backend:
+    from rectgrad.kernels import native
+    from rectgrad.kernels.portable import Portable
+    from rectgrad.kernels.reference import Reference
 
-
-def _cuda() -> bool:
-    if chosen() != "fast":
-        return False
-    from rectgrad.kernels import cuda
-
-    return cuda.available()
-
-
-def carries(x: Tensor) -> bool:
-    """Whether what passes an activation of this kind may travel as lists."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and _native() is not None
-
-
-def scales() -> bool:
-    """Whether there is a kernel for a convolution's weights times a batch norm's scale."""
-    return _cuda()
-
-
-def replays(inputs: Sequence[Tensor]) -> bool:
-    """Whether the kernels for what is made of these inputs can be run again without being asked for anew."""
-    if all(map(carries, inputs)):
-        return True
-    if not all(x.is_cuda for x in inputs) or not _cuda():
-        return False
-    from rectgrad.kernels import cuda
-
-    return all(x.dtype in cuda.DTYPES for x in inputs)
-
-
-def masks(a: Tensor) -> bool:
-    """Whether the kernel for this activation can leave out a part of its maps."""
-    if not a.is_cuda or not _cuda():
-        return False
-    from rectgrad.kernels import cuda
-
-    return cuda.has_maps(a)
-
-
-def _native() -> native.Library | None:
-    return native.load() if chosen() == "fast" else None
-
-
-def smallest(score: Tensor, k: int) -> Tensor | None:
-    """The k-th smallest of each row, counted from 1; None where the specification's way is to be taken."""
-    if chosen() == "reference" or not score.numel():
-        return None
-    if score.device.type == "cuda" and score.dtype == torch.float32 and _cuda():
+    if choice == "reference" or device not in ("cpu", "cuda"):
+        return Reference()
+    if device == "cuda":
         from rectgrad.kernels import cuda
 
-        return cuda.smallest(score, k)
-    if score.device.type != "cpu":
-        return None
-    library = _native()
-    if library is not None and score.dtype == torch.float32:
-        return native.smallest(library, score, k)
-    return portable.smallest(score, k) if score.dtype in (torch.float32, torch.float64) else None
+        return cuda.Cuda() if choice == "fast" and cuda.available() else Reference()
+    library = native.load() if choice == "fast" else None
+    return Portable() if library is None else native.Native(library)
 
 
-def rectify(
-    a: Tensor,
-    R: Tensor,
-    rows: int,
-    k: int | None,
-    tau: float | None,
-    rule: str,
-    seen: list,
-    carry: Carry | None,
-    within: Region | None = None,
-) -> Tensor | None:
-    """R where its score exceeds tau, the k-th smallest of each row or a constant; 0 elsewhere.
-
-    `seen` gets a number that is not finite if an R is not. carry: how lists of what passed may travel instead
-    of the result. within: 0 outside of this region too, where the kernel `masks`. None where the plain rule
-    is to be taken.
-    """
-    if a.is_cpu:
-        library = _native()
-        if library is not None:
-            return native.rectify(library, a, R, rows, k, tau, rule, seen, carry)
-        if k is None or chosen() == "reference" or a.dtype != R.dtype:
-            return None
-        seen.append(R.sum())
-        return portable.rectify(a, R, rows, k, rule)
-    if not a.is_cuda or not _cuda():
-        return None
-    from rectgrad.kernels import cuda
-
-    if a.dtype not in cuda.DTYPES or R.dtype not in cuda.DTYPES:
-        return None
-    if not (seen and _counts(seen[-1], a)):
-        seen.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
-    if k is None:
-        assert tau is not None
-        return cuda.rectify_constant(a, R, tau, rule, seen[-1], within)
-    return cuda.rectify(a, R, rows, k, rule, seen[-1], within)
+def is_native(x: Tensor) -> bool:
+    """Whether the native kernels are in use for x."""
+    return x.is_cpu and x.dtype is torch.float32 and backend_of(x).name.startswith("native")
 
 
-def _counts(seen: object, a: Tensor) -> bool:
-    """Whether this is the number that the layers of a device share."""
-    return isinstance(seen, Tensor) and seen.dim() == 1 and seen.get_device() == a.get_device()
+def in_use() -> dict[str, str]:
+    """The kernels for each kind of device, in words."""
+    gpu = _backend("cuda", chosen()).name if torch.cuda.is_available() else "reference"
+    return {"cpu": _backend("cpu", chosen()).name, "cuda": gpu}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rectgrad.kernels.reference import Reference
 from rectgrad.ops.windows import Region
 
 # Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
@@ -39,6 +40,45 @@ def available() -> bool:
     if not torch.cuda.is_available() or torch.version.hip or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
+
+
+class Cuda(Reference):
+    """The backend for an NVIDIA GPU: float32, float16 and bfloat16, and the reference for other types."""
+
+    name = "triton"
+    merges = True
+
+    def masks(self, a: Tensor) -> bool:
+        return has_maps(a)
+
+    def smallest(self, score: Tensor, k: int) -> Tensor:
+        usual = score.dtype is torch.float32 and score.numel() > 0
+        return smallest(score, k) if usual else super().smallest(score, k)
+
+    def rectify(
+        self,
+        a: Tensor,
+        R: Tensor,
+        rows: int,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        sums: list,
+        within: Region | None = None,
+    ) -> Tensor:
+        if a.dtype not in DTYPES or R.dtype not in DTYPES:
+            return super().rectify(a, R, rows, k, tau, rule, sums, within)
+        if not (sums and _is_shared(sums[-1], a)):
+            sums.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
+        if k is None:
+            assert tau is not None
+            return rectify_constant(a, R, tau, rule, sums[-1], within)
+        return rectify(a, R, rows, k, rule, sums[-1], within)
+
+
+def _is_shared(total: object, a: Tensor) -> bool:
+    """Whether this is the number that the layers on one device share."""
+    return isinstance(total, Tensor) and total.dim() == 1 and total.get_device() == a.get_device()
 
 
 def smallest(score: Tensor, k: int) -> Tensor:

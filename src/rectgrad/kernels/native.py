@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rectgrad.kernels.sparse import Carry, Survivors, with_survivors
+from rectgrad.kernels.portable import Portable
+from rectgrad.kernels.sparse import Sparse
+from rectgrad.ops.windows import Region
 
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
@@ -85,13 +87,10 @@ def _level() -> int:
 def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_select.restype = POINTER(_Survivors)
     lib.rg_select.argtypes = [POINTER(_Scores), c_int64, c_float, c_double, POINTER(c_double), c_int]
-    lib.rg_free.argtypes = [POINTER(_Survivors)]
+    lib.rg_use_capsules.argtypes = [c_void_p]
+    lib.rg_use_capsules(ctypes.cast(ctypes.pythonapi.PyCapsule_GetPointer, c_void_p))
     lib.rg_masked.argtypes = [POINTER(_Survivors), POINTER(_Scores), c_void_p, c_int]
     lib.rg_conv.argtypes = [POINTER(_Survivors), POINTER(Convolution), c_void_p, c_void_p, c_void_p, c_int]
-    lib.rg_through.argtypes = [
-        *(POINTER(_Scores), c_int64, c_float, c_double, POINTER(c_double)),
-        *(c_void_p, c_void_p, c_double, POINTER(Convolution), c_void_p, c_void_p, c_int),
-    ]
     lib.rg_linear.argtypes = [POINTER(_Survivors), c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int]
     lib.rg_avg_pool.argtypes = [POINTER(Pooling), c_void_p, c_void_p, c_int]
     lib.rg_scale.argtypes = [c_void_p, c_void_p, c_double, c_int64, c_void_p]
@@ -125,25 +124,30 @@ def _is_openmp(name: str) -> bool:
     return name.startswith(("libgomp", "libiomp5", "libomp")) and ".so" in name
 
 
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, [c_void_p, c_void_p, c_void_p]
+
+
 class Lists:
-    """The native lists of one layer, freed with this object."""
+    """The units of one layer that passed, in memory of the native library.
+
+    A capsule frees them: a `__del__` in Python could swallow an interrupt that arrives while it runs.
+    """
+
+    __slots__ = ("_owner", "counts", "library", "pointer")
 
     def __init__(self, library: Library, pointer: Any) -> None:
+        release = ctypes.cast(library.functions.rg_release, c_void_p)
+        self._owner = _capsule(ctypes.cast(pointer, c_void_p), None, release)
         self.library, self.pointer = library, pointer
-
-    def __del__(self) -> None:
-        self.library.functions.rg_free(self.pointer)
+        content = pointer[0]
+        # Units that passed in each row; -1 if they are too many for a list.
+        self.counts: list[int] = content.count[: content.rows]
 
     @property
     def tau(self) -> list[float]:
         content = self.pointer.contents
         return list(content.tau[: content.rows])
-
-    @functools.cached_property
-    def counts(self) -> list[int]:
-        """Units that passed in each row; -1 where they are too many for a list."""
-        content = self.pointer[0]
-        return content.count[: content.rows]
 
     def dense(self, shape: torch.Size) -> Tensor:
         out = torch.empty(shape, dtype=torch.float32, device="cpu")
@@ -166,11 +170,42 @@ def _select(
 
 def smallest(library: Library, score: Tensor, k: int) -> Tensor | None:
     """The k-th smallest of each row, counted from 1."""
-    score = score.detach().contiguous()
+    score = score.detach().contiguous().resolve_neg()
     rows, units = score.shape
     scores = _Scores(None, score.data_ptr(), rows, units, units, units, RULES["PR4"])
     lists = _select(library, scores, units - k, 0.0, 0.0, None)
     return None if lists is None else torch.tensor(lists.tau, dtype=torch.float32, device="cpu")
+
+
+class Native(Portable):
+    """The backend for a CPU with the native library: float32, and the portable one for other types."""
+
+    def __init__(self, library: Library) -> None:
+        self.library, self.name = library, f"native {library.level}"
+
+    def smallest(self, score: Tensor, k: int) -> Tensor:
+        if score.dtype is not torch.float32 or not score.numel():
+            return super().smallest(score, k)
+        found = smallest(self.library, score, k)
+        return super().smallest(score, k) if found is None else found
+
+    def rectify(
+        self,
+        a: Tensor,
+        R: Tensor,
+        rows: int,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        sums: list,
+        within: Region | None = None,
+    ) -> Any:
+        """A `Sparse`, if few units passed in every row."""
+        if a.dtype is torch.float32 and R.dtype is torch.float32:
+            found = rectify(self.library, a, R, rows, k, tau, rule, sums)
+            if found is not None:
+                return found
+        return super().rectify(a, R, rows, k, tau, rule, sums, within)
 
 
 def rectify(
@@ -181,32 +216,27 @@ def rectify(
     k: int | None,
     tau: float | None,
     rule: str,
-    seen: list,
-    carry: Carry | None,
-) -> Tensor | None:
-    if a.dtype != torch.float32 or R.dtype != torch.float32:
-        return None
+    sums: list | None,
+) -> Tensor | Sparse | None:
     turned = not a.is_contiguous() and a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last)
     if turned:
         a, R = a.permute(0, 2, 3, 1), R.permute(0, 2, 3, 1)
-    a = a.contiguous()
+    a = a.contiguous().resolve_neg()
     if rows == 1 or not R[0].is_contiguous():
         R = R.contiguous()
+    R = R.resolve_neg()
     units = a.numel() // rows
     step = R.stride(0) if rows > 1 else units
     scores = _Scores(a.data_ptr(), R.data_ptr(), rows, units, units, step, RULES[rule])
     rank = -1 if k is None else units - k
-    lists = _select(library, scores, rank, 0.0 if tau is None else tau, DENSEST, seen)
+    lists = _select(library, scores, rank, 0.0 if tau is None else tau, DENSEST, sums)
     if lists is None:
         return None
-    passed = Survivors(lists, a.shape)
-    if carry is not None and not turned and rows == len(a) and min(lists.counts) >= 0:
-        return carry(passed)
+    if not turned and rows == len(a) and min(lists.counts) >= 0:
+        return Sparse(lists, a.shape)
     out = torch.empty_like(a)
     library.functions.rg_masked(lists.pointer, byref(scores), out.data_ptr(), torch.get_num_threads())
-    if turned:
-        return out.permute(0, 3, 1, 2)
-    return with_survivors(out, passed) if rows == len(a) and max(lists.counts) >= 0 else out
+    return out.permute(0, 3, 1, 2) if turned else out
 
 
 def scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -235,7 +265,7 @@ def scaled(R: Tensor, variance: Tensor, factor: Tensor | None, eps: float) -> Te
     return out
 
 
-def conv(passed: Survivors, c: Any, weight: Tensor, out: Tensor) -> bool:
+def conv(passed: Sparse, c: Any, weight: Tensor, out: Tensor) -> bool:
     """The gradient at a convolution's input into `out`, for the samples that have lists."""
     lists, scale = passed.lists, passed.scale
     scale = None if scale is None else scale.contiguous()
@@ -250,49 +280,7 @@ def conv(passed: Survivors, c: Any, weight: Tensor, out: Tensor) -> bool:
     return bool(status == 0)
 
 
-def through(
-    a: Tensor,
-    R: Tensor,
-    rows: int,
-    k: int | None,
-    tau: float | None,
-    rule: str,
-    seen: list,
-    norm: tuple[Tensor, Tensor | None, float] | None,
-    c: Any,
-    weight: Tensor,
-    out: Tensor,
-) -> bool:
-    """What `rectify` and `conv` do, in one call. norm: a batch norm's variance, weight and eps. False where
-    they have to be done one after the other."""
-    if R.dtype != torch.float32 or not a.is_contiguous() or rows != len(a):
-        return False
-    R = R.contiguous()
-    library, total = load(), c_double()
-    assert library is not None
-    units = a.numel() // rows
-    scores = _Scores(a.data_ptr(), R.data_ptr(), rows, units, units, units, RULES[rule])
-    variance, factor, eps = norm or (None, None, 0.0)
-    status = library.functions.rg_through(
-        byref(scores),
-        -1 if k is None else units - k,
-        0.0 if tau is None else tau,
-        DENSEST,
-        byref(total),
-        None if variance is None else variance.data_ptr(),
-        None if factor is None else factor.data_ptr(),
-        eps,
-        byref(c),
-        weight.data_ptr(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
-    if status == 0:
-        seen.append(total.value)
-    return bool(status == 0)
-
-
-def linear(passed: Survivors, weight: Tensor, out: Tensor) -> None:
+def linear(passed: Sparse, weight: Tensor, out: Tensor) -> None:
     """The gradient at a linear layer's input into `out`."""
     lists = passed.lists
     outputs, inputs = weight.shape

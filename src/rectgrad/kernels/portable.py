@@ -1,35 +1,67 @@
 """Exact selection with numpy: for a CPU without the native kernels.
 
-A sample of the scores gives a bound slightly below tau; only what exceeds it is sorted out. numpy's partition
-of the whole row would be many times slower: half of the scores are zero. What goes over whole layers is
-torch's, which has threads.
+A sample of the scores gives a bound slightly below tau; only the scores above it are partitioned. numpy's
+partition of a whole row would be many times slower: half of the scores are zero. Operations on whole layers
+are torch's, which uses threads.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rectgrad.kernels.reference import Reference
+from rectgrad.ops.windows import Region
+
 SAMPLE = 2048
 
 
-def rectify(a: Tensor, R: Tensor, rows: int, k: int, rule: str) -> Tensor | None:
-    """R where its score exceeds the row's k-th smallest, 0 elsewhere."""
-    if rule != "PR1" or not a.is_contiguous() or a.dtype not in (torch.float32, torch.float64):
-        return None
+_TYPES = (torch.float32, torch.float64)
+
+
+class Portable(Reference):
+    """The backend for a CPU without a C compiler."""
+
+    name = "portable"
+
+    def smallest(self, score: Tensor, k: int) -> Tensor:
+        usual = score.dtype in _TYPES and score.numel() > 0
+        return smallest(score, k) if usual else super().smallest(score, k)
+
+    def rectify(
+        self,
+        a: Tensor,
+        R: Tensor,
+        rows: int,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        sums: list,
+        within: Region | None = None,
+    ) -> Any:
+        usual = rule == "PR1" and a.is_contiguous() and a.dtype in _TYPES and a.dtype is R.dtype
+        if k is None or not usual:
+            return super().rectify(a, R, rows, k, tau, rule, sums, within)
+        sums.append(R.sum())
+        return rectify(a, R, rows, k)
+
+
+def rectify(a: Tensor, R: Tensor, rows: int, k: int) -> Tensor:
+    """R where a * R exceeds the row's k-th smallest, 0 elsewhere."""
     score, R = torch.mul(a, R).reshape(rows, -1), R.reshape(rows, -1)
     out = torch.empty_like(score)
-    with np.errstate(all="ignore"):  # what is not finite is looked for elsewhere
+    with np.errstate(all="ignore"):  # values that are not finite are reported elsewhere
         for row, gradient, passed in zip(score, R, out, strict=True):
             tau = _largest(row.numpy(), row.numel() - k)
             _pass_above(gradient, row, tau, grad_input=passed)
     return out.reshape(a.shape)
 
 
-# R where the other exceeds a number: what torch calls the gradient of a threshold.
+# R where the other tensor exceeds a number: torch calls it the gradient of a threshold.
 _pass_above = torch.ops.aten.threshold_backward.grad_input
 
 
@@ -60,7 +92,7 @@ def _at(values: np.ndarray, rank: int) -> float:
 
 
 def _where(row: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    return row[np.flatnonzero(mask)]  # faster than the mask itself where little is true
+    return row[np.flatnonzero(mask)]  # faster than the mask itself if little is true
 
 
 def _at_least(row: np.ndarray, bound: float) -> np.ndarray:

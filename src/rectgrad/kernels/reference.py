@@ -1,14 +1,35 @@
-"""Percentile selection: tau for each sample, the specification of it in a few lines, and dispatch to kernels
-that give the same bits."""
+"""The specification in plain torch: the percentile, the scores, and the rectified rule.
+
+Every other backend is tested against this one, bit for bit where units are selected.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rectgrad import kernels
+from rectgrad.ops.windows import Region
+
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "PR1": lambda a, R: a * R,
+    "PR2": lambda a, R: (a * R).abs(),
+    "PR3": lambda a, R: a,
+    "PR4": lambda a, R: R,
+}
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32 at least."""
+    return x.float() if x.element_size() < 4 else x
+
+
+def rank(d: int, q: float) -> int:
+    """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
+    return d - round((d - 1) * (1 - q / 100))
 
 
 def percentile(score: Tensor, q: float, interpolation: str = "nearest") -> Tensor:
@@ -22,15 +43,9 @@ def percentile(score: Tensor, q: float, interpolation: str = "nearest") -> Tenso
     return smallest(score, rank(score.shape[1], q))
 
 
-def rank(d: int, q: float) -> int:
-    """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
-    return d - round((d - 1) * (1 - q / 100))
-
-
 def smallest(score: Tensor, k: int) -> Tensor:
     """The k-th smallest of each row, counted from 1. Exact for any number of units."""
-    fast = kernels.smallest(score, k)
-    return score.kthvalue(k, dim=1).values if fast is None else fast
+    return kernels.backend_of(score).smallest(score, k)
 
 
 def _linear(score: Tensor, q: float) -> Tensor:
@@ -40,3 +55,40 @@ def _linear(score: Tensor, q: float) -> Tensor:
     if below == position:
         return low
     return torch.lerp(low, smallest(score, below + 2), position - below)
+
+
+class Reference:
+    """The backend for every device and type."""
+
+    name = "reference"
+    merges = False
+
+    def masks(self, a: Tensor) -> bool:
+        return False
+
+    def smallest(self, score: Tensor, k: int) -> Tensor:
+        return score.kthvalue(k, dim=1).values
+
+    def rectify(
+        self,
+        a: Tensor,
+        R: Tensor,
+        rows: int,
+        k: int | None,
+        tau: float | None,
+        rule: str,
+        sums: list,
+        within: Region | None = None,
+    ) -> Tensor:
+        """R where its score exceeds tau, strictly, else 0.
+
+        tau is the k-th smallest score of each of `rows` rows, or the constant given if k is None. `sums` gets
+        a number that is not finite if R is not.
+        """
+        sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
+        score = SCORES[rule](wide(a), wide(R))
+        if k is None:
+            return torch.where(score > tau, R, 0)
+        each = score.reshape(rows, -1)
+        passes = each > self.smallest(each, k).unsqueeze(1)
+        return torch.where(passes.reshape(score.shape), R, 0)

@@ -21,7 +21,7 @@ class DeepLift(Method):
     """
 
     baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
-    decompose: ClassVar[tuple[str, ...]] = ("attention", "glu", "norm")
+    decompose: ClassVar[tuple[str, ...]] = ("attention", "glu", "norm", "vector_norm")
     title: ClassVar[str] = "DeepLIFT"
 
     def __post_init__(self) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rectgrad import rules
+from rectgrad.engine.diagnose import warn_if_relevance_explodes
 from rectgrad.engine.op import Rules
+from rectgrad.engine.request import Request
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
 
@@ -22,6 +24,11 @@ class EpsilonLRP(Method):
 
     def rules(self) -> Rules:
         return rules.lrp_rules(self.epsilon)
+
+    def raw(self, request: Request) -> Maps:
+        raw = super().raw(request)
+        warn_if_relevance_explodes(request, self, raw)
+        return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return times(raw, inputs)

@@ -8,10 +8,9 @@ from rectgrad.ops.table import (
     RECTIFIERS,
     REFINED,
     ROUTING,
-    SAME_IN_PLACE,
     SIGN_KEEPING,
     Spec,
-    lookup,
+    Table,
     refine,
 )
 
@@ -23,9 +22,8 @@ __all__ = [
     "RECTIFIERS",
     "REFINED",
     "ROUTING",
-    "SAME_IN_PLACE",
     "SIGN_KEEPING",
     "Spec",
-    "lookup",
+    "Table",
     "refine",
 ]

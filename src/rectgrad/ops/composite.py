@@ -1,7 +1,7 @@
-"""Calls with other calls inside: torch's own composites are entered again, a few fused ops written out.
+"""Calls with other calls inside: torch's own composites are re-entered, a few fused ops are written out.
 
-A composite of torch.nn.functional hands itself to the mode as a whole; running its body under the mode shows
-what is inside (the projections and the softmax of multi-head attention, say).
+A composite of torch.nn.functional reaches the mode as one call; running its body under the mode shows what is
+inside (the projections and the softmax of multi-head attention, for example).
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import functools
 import math
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from rectgrad.engine.op import Op
-
+Op = Any  # a recorded op: its name, its arguments by name, its inputs
 _MODULES = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -29,23 +27,15 @@ def _no(*_: Any) -> bool:
 
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
-    """The body of a composite, so made that it does not hand itself over again; None for anything else."""
+    """The body of one of torch's own composites, which does not dispatch itself again; None for others."""
     if not isinstance(func, types.FunctionType) or func.__closure__:
         return None
-    if func.__module__ not in _MODULES and func is not Tensor.backward:
+    if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, _no)}
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
-
-
-def inside(tape: Any, spec: Any, func: Any, args: tuple, kwargs: dict) -> Any:
-    """How a tape meets a composite: its body is run under the tape."""
-    body = composite(func)
-    assert body is not None
-    with tape:
-        return body(*args, **kwargs)
 
 
 def attention(op: Op) -> Tensor:
@@ -62,7 +52,7 @@ def attention(op: Op) -> Tensor:
     mask = op.argument("attn_mask")
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    # A query that may look at nothing gets zeros, as torch has it.
+    # A query that may attend to nothing gets zeros, as in torch.
     blind = (scores == -math.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     dropout = op.argument("dropout_p", 0.0)
@@ -104,4 +94,24 @@ def _affine(op: Op, y: Tensor) -> Tensor:
     return y if bias is None else y + bias.reshape(shape)
 
 
-decompositions: dict[str, Callable[[Op], Tensor]] = {"attention": attention, "glu": glu, "norm": norm}
+def vector_norm(op: Op) -> Tensor:
+    """The p-norm by its elementary steps: absolute values, powers, a sum, a root."""
+    x, p = op.inputs[0], op.argument("ord", 2)
+    p = 2 if p == "fro" else p
+    dim, keepdim = op.argument("dim"), op.argument("keepdim", False)
+    dim = tuple(range(x.dim())) if dim is None else dim
+    if p in (math.inf, -math.inf):
+        return x.abs().amax(dim, keepdim) if p > 0 else x.abs().amin(dim, keepdim)
+    if p == 1:
+        return x.abs().sum(dim, keepdim)
+    if p == 2:
+        return (x * x).sum(dim, keepdim).sqrt()
+    return x.abs().pow(p).sum(dim, keepdim).pow(1 / p)
+
+
+decompositions: dict[str, Callable[[Op], Any]] = {
+    "attention": attention,
+    "glu": glu,
+    "norm": norm,
+    "vector_norm": vector_norm,
+}

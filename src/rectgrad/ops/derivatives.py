@@ -1,22 +1,25 @@
-"""Plain gradients of common calls in closed form: what autograd would compute, without its engine, which
-takes longer to ask than these take to run.
+"""Ordinary gradients of common calls in closed form: what autograd would compute, without starting its
+engine, which takes longer than most of these gradients.
 
-Each function gives the result of a call, the way back, and the tensors that the way back reads, which are
-handed to it after R: it holds no others. None where the call is not one of the usual kind.
+Each function returns the result of a call, its gradient function, and the tensors that the gradient reads,
+which it is given after R: it holds no others. None if the call is not of the usual kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rectgrad.engine.op import Op, Slot, fill
+from rectgrad.ops.arguments import Slot, fill
 from rectgrad.ops.windows import per_dim
 
-Vjp = Callable[..., tuple[Tensor, ...]]  # (R, *what it reads)
+Op = Any  # a call about to run: its name, arguments and `call`
+
+Vjp = Callable[..., tuple[Any, ...]]  # (R, *the tensors it reads)
 Found = tuple[Tensor, Vjp, tuple[Tensor, ...]] | None
 Direct = Callable[[Op, list[Tensor]], Found]
 _aten = torch.ops.aten
@@ -56,7 +59,7 @@ def max_pooled(op: Op, data: list[Tensor]) -> Found:
     shape, strides = x.shape, x.stride()
 
     def back(R: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-        like = R.new_empty_strided(shape, strides)  # how x lay: its values are not read
+        like = R.new_empty_strided(shape, strides)  # the layout of x: its values are not read
         return (_max_pool_back(R, like, kernel, stride, padding, dilation, ceil, indices),)
 
     return y, back, (indices,)
@@ -178,7 +181,7 @@ def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
 
 def sigmoid(op: Op, data: list[Tensor]) -> Found:
     y = op.call(*data)
-    values = y.detach()  # y itself will lead to the op
+    values = y.detach()  # y itself refers to the op
     return y, lambda R, values: (_aten.sigmoid_backward.default(R, values),), (values,)
 
 
@@ -205,7 +208,121 @@ def mean(op: Op, data: list[Tensor]) -> Found:
     return y, lambda R: (((R if keeps else R.reshape(kept)) / number).expand(shape),), ()
 
 
+def total(op: Op, data: list[Tensor]) -> Found:
+    """A sum over some dimensions."""
+    x, y = data[0], op.call(*data)
+    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+    keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
+    dims = (dims,) if type(dims) is int else dims
+    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
+    if not named or not isinstance(dims, (tuple, list)) or not dims:
+        return None
+    shape = x.shape
+    kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
+    return y, lambda R: ((R if keeps else R.reshape(kept)).expand(shape),), ()
+
+
+def of_input(backward: Callable[..., Tensor]) -> Direct:
+    """An elementwise function whose derivative is a function of its input alone."""
+
+    def derivative(op: Op, data: list[Tensor]) -> Found:
+        return op.call(*data), lambda R, x: (backward(R, x),), (data[0],)
+
+    return derivative
+
+
+def gelu(op: Op, data: list[Tensor]) -> Found:
+    form = op.kwargs.get("approximate", "none")
+    return op.call(*data), lambda R, x: (_aten.gelu_backward.default(R, x, approximate=form),), (data[0],)
+
+
+def relu(op: Op, data: list[Tensor]) -> Found:
+    y = op.call(*data)
+    return y, lambda R, y: (_aten.threshold_backward.default(R, y, 0),), (y.detach(),)
+
+
+def relu6(op: Op, data: list[Tensor]) -> Found:
+    if op.name != "relu6":  # a clamp has another derivative at its bounds
+        return None
+    return op.call(*data), lambda R, x: (_aten.hardtanh_backward.default(R, x, 0.0, 6.0),), (data[0],)
+
+
+def softmax(op: Op, data: list[Tensor]) -> Found:
+    x, y, dim = data[0], op.call(*data), op.argument("dim")
+    if type(dim) is not int or y.dtype is not x.dtype or op.name not in ("softmax", "_softmax"):
+        return None
+    kind = x.dtype
+    return y, lambda R, y: (_aten._softmax_backward_data.default(R, y, dim, kind),), (y.detach(),)
+
+
+def layer_norm(op: Op, data: list[Tensor]) -> Found:
+    """By torch's own backward kernel, which needs the mean and the inverse deviation of each row."""
+    x, shape = data[0], op.argument("normalized_shape")
+    weight, bias, eps = (op.argument(name) for name in ("weight", "bias", "eps"))
+    given = [t for t in (weight, bias) if t is not None]
+    if len(data) > 1 or any(t.dtype is not x.dtype for t in given) or not x.numel():
+        return None
+    y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, 1e-5 if eps is None else eps)
+    scaled, mask = weight is not None, [True, False, False]
+
+    def back(R: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        weight = given[0] if scaled else None
+        return (_layer_norm_back(R.contiguous(), x, shape, mean, rstd, weight, None, mask)[0],)
+
+    return y, back, (x, mean, rstd, *given)
+
+
+_layer_norm_back = _aten.native_layer_norm_backward.default
+
+
+def matrix_product(op: Op, data: list[Tensor]) -> Found:
+    """x @ y, at least two dimensions each: of two data tensors, or of one and a constant."""
+    if op.kwargs or len(op.args) != 2:
+        return None
+    x, y = fill(op.args, data)
+    if any(not isinstance(t, Tensor) or t.dim() < 2 or t.dtype is not data[0].dtype for t in (x, y)):
+        return None
+    first, second = (type(a) is Slot for a in op.args)
+
+    def back(R: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        left = (_like(R @ y.transpose(-2, -1), x),) if first else ()
+        return (*left, _like(x.transpose(-2, -1) @ R, y)) if second else left
+
+    return op.call(*data), back, (x, y)
+
+
+def picked(op: Op, data: list[Tensor]) -> Found:
+    """x[index] of numbers and slices."""
+    x, index = data[0], op.args[1] if len(op.args) == 2 else None
+    parts = index if isinstance(index, tuple) else (index,)
+    if op.kwargs or not all(type(part) in _BASIC for part in parts):
+        return None
+    shape = x.shape
+
+    def back(R: Tensor) -> tuple[Tensor]:
+        grad = R.new_zeros(shape)
+        grad[index] = R
+        return (grad,)
+
+    return op.call(x), back, ()
+
+
+_BASIC = frozenset({int, slice, type(None), type(...)})
+
+
 DIRECT: dict[str, Direct] = {
+    "relu": relu,
+    "relu6": relu6,
+    "gelu": gelu,
+    "silu": of_input(_aten.silu_backward.default),
+    "hardswish": of_input(_aten.hardswish_backward.default),
+    "mish": of_input(_aten.mish_backward.default),
+    "softmax": softmax,
+    "_softmax": softmax,
+    "layer_norm": layer_norm,
+    **dict.fromkeys("matmul bmm mm".split(), matrix_product),
+    "__getitem__": picked,
+    "sum": total,
     **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze clone".split(), reshaped),
     **dict.fromkeys(_SIGNS, added),
     **dict.fromkeys("div divide true_divide".split(), quotient),
@@ -225,6 +342,6 @@ DIRECT: dict[str, Direct] = {
 
 
 def direct(op: Op, data: list[Tensor]) -> Found:
-    """The result of an op about to run, and its way back. Gradients are off."""
+    """The result of an op about to run, and its gradient. Gradients are off."""
     kind = DIRECT.get(op.name)
     return kind(op, data) if kind is not None else None

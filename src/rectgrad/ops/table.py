@@ -1,14 +1,17 @@
 """Op families and their aliases: which torch function is what kind of step. Data, and its lookup.
 
-A family is what a rule is given for. Every spelling of an op (`torch.relu`, `Tensor.relu_`, `F.relu`,
-`aten::relu`, ...) is found by its name in torch's namespaces, so an alias is written here once.
+A rule is written for a family. Every spelling of an op (`torch.relu`, `Tensor.relu_`, `F.relu`, `aten::relu`,
+...) is found by its name in torch's own namespaces, so an alias is written here once. A function belongs to a
+family because it is torch's own, never because of its name alone: `mylib::mul` and a user's `def linear` are
+unknown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +41,7 @@ FAMILIES: dict[str, str] = {
     "linear": "linear",
     "matmul": "matmul mm bmm mv dot vdot inner outer ger addmm addbmm baddbmm addmv einsum tensordot "
     "bilinear chain_matmul",
-    "batch_norm": "batch_norm _native_batch_norm_legit_no_training",
+    "batch_norm": "batch_norm native_batch_norm _native_batch_norm_legit_no_training",
     "norm": "layer_norm native_layer_norm group_norm instance_norm rms_norm",
     "max_pool": "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
     "max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
@@ -53,6 +56,7 @@ FAMILIES: dict[str, str] = {
     "min": "min amin minimum fmin",
     "softmax": "softmax _softmax",
     "log_softmax": "log_softmax _log_softmax",
+    "vector_norm": "vector_norm linalg_vector_norm norm linalg_norm",
     "attention": "scaled_dot_product_attention",
     "glu": "glu",
     "pad": "pad constant_pad_nd",
@@ -119,6 +123,7 @@ SIGNATURES: dict[str, str] = {
     "_softmax": "input dim half_to_float",
     "_log_softmax": "input dim half_to_float",
     "batch_norm": "input weight bias running_mean running_var training momentum eps",
+    "native_batch_norm": "input weight bias running_mean running_var training momentum eps",
     "layer_norm": "input normalized_shape weight bias eps",
     "rms_norm": "input normalized_shape weight eps",
     "group_norm": "input num_groups weight bias eps",
@@ -132,17 +137,12 @@ SIGNATURES: dict[str, str] = {
     "rsub": "input other alpha",
     "pow": "input exponent",
     "float_power": "input exponent",
+    "vector_norm": "input ord dim keepdim",
+    "norm": "input ord dim keepdim",
+    "linalg_norm": "input ord dim keepdim",
+    "linalg_vector_norm": "input ord dim keepdim",
 }
 
-_NAMESPACES = (
-    torch.Tensor,
-    torch,
-    torch._C._VariableFunctions,
-    F,
-    torch._C._nn,
-    torch.special,
-    torch._C._special,  # type: ignore[attr-defined]
-)
 _DUNDERS = {
     "__add__": "add",
     "__radd__": "add",
@@ -180,26 +180,46 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 
 TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
 _SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
+_REFLECTED_FAMILY = {"rdiv": "div", "rmatmul": "matmul", "rpow": "unary"}
 
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """What the table says of one torch function."""
+    """What the table says about one torch function."""
 
     name: str  # the op, whatever it was called through
-    family: str | None  # None: no family, the plain gradient
+    family: str | None  # None: no family, the ordinary gradient
     func: Callable[..., Any]  # the same op out of place
-    names: tuple[str, ...]  # its parameters by position, where known
-    writes: bool  # changes its first argument
-    silent: bool = False  # nothing to see: asked of a tensor, or an attribute of it
+    spelling: Callable[..., Any]  # the function itself
+    writes: bool  # modifies its first argument
+    own: bool = True  # torch's own function, not one of another library with the same name
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters by position, where they are known."""
+        return _parameters(self.spelling, self.name)
 
     @functools.cached_property
     def at(self) -> dict[str, int]:
-        """Where each parameter stands."""
+        """The position of each parameter."""
         return {name: i for i, name in enumerate(self.names)}
 
+    @functools.cached_property
+    def silent(self) -> bool:
+        """A question about a tensor, or an attribute that is no tensor made from it: nothing to record."""
+        if getattr(self.spelling, "__name__", "") not in _SILENT:
+            return False
+        return getattr(getattr(self.spelling, "__self__", None), "__name__", "") not in TRANSPOSES
+
+    @functools.cached_property
+    def attribute(self) -> str | None:
+        """The name of the attribute that is read, if the call reads one."""
+        if self.name not in ("__get__", "__set__", "__delete__"):
+            return None
+        return getattr(getattr(self.spelling, "__self__", None), "__name__", "")
+
     def argument(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """An argument by name, however it was passed; None where it was not."""
+        """An argument by name, however it was passed; None if it was not."""
         value = kwargs.get(name)
         if value is None:
             at = self.at.get(name)
@@ -208,7 +228,7 @@ class Spec:
 
 
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
-_SPECS: dict[Any, Spec] = {}
+_FAMILY_OF |= _REFLECTED_FAMILY
 
 
 def plain_name(name: str) -> tuple[str, bool]:
@@ -220,13 +240,53 @@ def plain_name(name: str) -> tuple[str, bool]:
 
 
 def _parameters(func: Any, name: str) -> tuple[str, ...]:
-    if isinstance(func, torch._ops.OpOverload):
-        return tuple("input" if a.name == "self" else a.name for a in func._schema.arguments)
+    schema = getattr(func, "_schema", None)
+    if schema is not None and hasattr(schema, "arguments"):
+        return tuple("input" if a.name == "self" else a.name for a in schema.arguments)
     if inspect.isfunction(func):
         names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
-        if names != ("args", "kwargs"):  # a wrapper says nothing of what it wraps
+        if names != ("args", "kwargs"):  # a wrapper says nothing about what it wraps
             return names
     return tuple(SIGNATURES.get(name, "").split())
+
+
+class Table:
+    """The functions of torch's namespaces, and the aten overloads, by identity."""
+
+    def __init__(self, namespaces: Iterable[Any], overloads: tuple[type, ...]) -> None:
+        self._overloads = overloads
+        self._specs: dict[Any, Spec] = {}
+        for namespace in namespaces:
+            for attribute in dir(namespace):
+                func = getattr(namespace, attribute, None)
+                if callable(func) and not isinstance(func, type):
+                    self._register(func, attribute, namespace)
+
+    def _register(self, func: Any, attribute: str, namespace: Any) -> None:
+        name, writes = plain_name(attribute)
+        # torch.norm is a composite of vector_norm; torch.linalg.norm is an op.
+        family = None if name == "norm" and inspect.isfunction(func) else _FAMILY_OF.get(name)
+        with contextlib.suppress(TypeError):  # not hashable: no function that is ever called by a model
+            known = self._specs.get(func)
+            if known is None or (known.family is None and family is not None):
+                out_of_place = _out_of_place(func, name, writes, namespace)
+                self._specs[func] = Spec(name, family, out_of_place, func, writes)
+
+    def lookup(self, func: Any) -> Spec:
+        """The entry of a torch function; one with `own=False` for any other function."""
+        spec = self._specs.get(func)
+        if spec is not None:
+            return spec
+        if isinstance(func, self._overloads) and str(func).startswith("aten."):
+            spec = self._specs[func] = _overload(func)
+            return spec
+        name = getattr(func, "__name__", str(func))
+        if name in _SILENT or name in ("__delete__",):  # an attribute of Tensor
+            spec = self._specs[func] = Spec(name, None, func, func, False)
+            return spec
+        return Spec(
+            str(func) if isinstance(func, self._overloads) else name, None, func, func, False, own=False
+        )
 
 
 def _out_of_place(func: Any, name: str, writes: bool, namespace: Any) -> Any:
@@ -238,46 +298,14 @@ def _out_of_place(func: Any, name: str, writes: bool, namespace: Any) -> Any:
     return found or func
 
 
-def _register() -> None:
-    for namespace in _NAMESPACES:
-        for attribute in dir(namespace):
-            name, writes = plain_name(attribute)
-            family = _FAMILY_OF.get(name) or {"rdiv": "div", "rmatmul": "matmul", "rpow": "unary"}.get(name)
-            func = getattr(namespace, attribute, None)
-            if family and callable(func) and func not in _SPECS:
-                out_of_place = _out_of_place(func, name, writes, namespace)
-                _SPECS[func] = Spec(name, family, out_of_place, _parameters(func, name), writes)
-
-
-_register()
-
-
 def _overload(func: Any) -> Spec:
     """An op called by its dispatcher name, as exported programs do."""
-    packet = getattr(func, "overloadpacket", func)
-    name, writes = plain_name(packet.__name__)
+    name, writes = plain_name(str(func).split(".")[1])
     out_of_place = getattr(torch.ops.aten, name, func) if writes else func
-    family = _FAMILY_OF.get(name)
-    return Spec(name, family, out_of_place, _parameters(func, name), writes)
+    return Spec(name, _FAMILY_OF.get(name), out_of_place, func, writes)
 
 
-def lookup(func: Any) -> Spec:
-    """The table's entry for a torch function; a family of None when it has none."""
-    spec = _SPECS.get(func)
-    if spec is None:
-        if getattr(func, "__name__", "") in _SILENT:
-            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-            spec = Spec(func.__name__, None, func, (), False, attribute not in TRANSPOSES)
-        elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-            spec = _overload(func)
-        else:
-            name, writes = plain_name(getattr(func, "__name__", str(func)))
-            spec = Spec(name, None, func, _parameters(func, name), writes)
-        _SPECS[func] = spec
-    return spec
-
-
-REFINED = frozenset({"conv", "clamp", "norm"})
+REFINED = frozenset({"conv", "clamp", "norm", "vector_norm"})
 
 
 def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
@@ -288,6 +316,10 @@ def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
     """
     if family == "conv" and argument("transposed", False):
         return "conv_transpose"
+    if family == "vector_norm" and name in ("norm", "linalg_norm"):
+        order = argument("ord")
+        flat = order in (None, "fro") or (not isinstance(order, str) and type(argument("dim")) is int)
+        return "vector_norm" if flat else ""  # a norm of matrices
     if name == "instance_norm" and not argument("use_input_stats", True):
         return "batch_norm"
     if family != "clamp":

@@ -5,29 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from torch import Tensor
-
 from rectgrad.engine.op import Op, Rule
 from rectgrad.kernels.linear_ops import Conv
 from rectgrad.ops.windows import Region, clear_of_padding, per_dim
 
 
 def masked_padding() -> Rule:
-    """R zeroed where the window reaches into the zero padding, then the plain gradient.
+    """R zeroed where the window reaches into the zero padding, then the ordinary gradient.
 
     Padding is the convolution's own and that of a zero `F.pad` just before it, together. Where the mask
     would leave nothing of a map, it is not applied.
     """
+    return Rule(_apply, "masked_padding", reads="shapes", concerns=padded, takes_sparse=True, checks=True)
 
-    def masked_padding(op: Op, R: Tensor) -> Any:
-        if "region" not in op.facts:
-            op.facts["region"] = passing_region(op)
-        return op.vjp(R, within=op.facts["region"])
 
-    masked_padding.itself = id(masked_padding)  # type: ignore[attr-defined]  # a rule around it is another
-    masked_padding.shapes_only = True  # type: ignore[attr-defined]
-    masked_padding.concerns = padded  # type: ignore[attr-defined]
-    return masked_padding
+def _apply(op: Op, R: Any) -> Any:
+    return op.vjp(R, within=None if op.facts.masked else passing_region(op))
 
 
 def padded(op: Op) -> bool:
@@ -38,12 +31,12 @@ def padded(op: Op) -> bool:
 
 
 def _follows_pad(op: Op) -> bool:
-    return any(source is not None and source.family == "pad" for source in op.sources)
+    return any(source.family == "pad" for source in op.sources)
 
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
-    if isinstance(op.step, Conv) and not any(op.step.geometry.padding) and not _follows_pad(op):
+    if isinstance(op.linear, Conv) and not any(op.linear.geometry.padding) and not _follows_pad(op):
         return None
     geometry = _geometry(op)
     dims = len(geometry[0])
@@ -75,9 +68,9 @@ def _region(
 
 def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     """Kernel, stride, dilation, and the convolution's own padding before the first element."""
-    if isinstance(op.step, Conv):
-        lies = op.step.geometry
-        return lies.kernel, lies.stride, lies.dilation, lies.padding
+    if isinstance(op.linear, Conv):
+        windows = op.linear.geometry
+        return windows.kernel, windows.stride, windows.dilation, windows.padding
     kernel = tuple(op.argument("weight").shape[2:])
     stride, dilation = (per_dim(op.argument(name, 1), len(kernel)) for name in ("stride", "dilation"))
     padding = op.argument("padding", 0)
@@ -90,7 +83,7 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
 
 def _pad_before(op: Op, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
-    source = op.sources[0]
+    source = op.sources[0] if op.sources else None
     if source is None or source.family != "pad" or not _zero(source):
         return (0,) * dims, (0,) * dims
     pads = [*source.argument("pad"), *[0] * (2 * dims)]

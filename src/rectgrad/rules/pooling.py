@@ -20,7 +20,7 @@ def proportional_pooling() -> Rule:
     An all-zero window passes nothing. Where a window's sum is negative, the plain max-pool gradient.
     """
 
-    def proportional_pooling(op: Op, R: Tensor) -> Any:
+    def apply(op: Op, R: Tensor) -> Any:
         x = op.inputs[0]
         window_sum = windowed_sum(op)
         wide = torch.float32 if x.element_size() < 4 else x.dtype
@@ -36,7 +36,7 @@ def proportional_pooling() -> Rule:
             grad = grad + plain
         return grad
 
-    return proportional_pooling
+    return Rule(apply, "proportional_pooling")
 
 
 def windowed_sum(op: Op) -> Callable[[Tensor], Tensor]:

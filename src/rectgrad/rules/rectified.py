@@ -8,28 +8,29 @@ Deconv   R where R > 0           Guided   R where R > 0 and the pre-activation >
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectgrad import kernels, ops
 from rectgrad.engine.op import Op, Rule, wide
-from rectgrad.kernels.reference import percentile, rank
+from rectgrad.kernels.reference import SCORES, percentile, rank
 from rectgrad.rules.padding import passing_region
-
-SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "PR1": lambda a, R: a * R,
-    "PR2": lambda a, R: (a * R).abs(),
-    "PR3": lambda a, R: a,
-    "PR4": lambda a, R: R,
-}
 
 
 def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
-    """What is compared with tau, one number a unit; in float32 at least."""
+    """What is compared with tau, one number for each unit; in float32 at least."""
     a = wide(op.output)
     return SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
+
+
+def compared(op: Op, rule: str) -> str:
+    """Which of PR1 to PR4 acts on an op."""
+    if rule != "mod":
+        return rule
+    return "PR1" if op.facts.last else "PR2"
 
 
 def rectified(
@@ -45,11 +46,16 @@ def rectified(
     activation: with tau = 0 and a small eps the rule is Deconv (claim 1 of the paper).
     """
 
-    def rectified(op: Op, R: Tensor) -> Tensor:
-        fast = _fast(op, R)
-        if fast is not None:
-            return fast
-        op.current.look(R)
+    def apply(op: Op, R: Tensor) -> Any:
+        if not R.numel() or eps or (interpolation != "nearest" and tau is None):
+            return _written_out(op, R)
+        k = None if tau is not None else rank(R.numel() // op.batch, q)
+        within = passing_region(op.facts.conv) if op.facts.conv is not None else None
+        backend = kernels.backend_of(op.output)
+        return backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums, within)
+
+    def _written_out(op: Op, R: Tensor) -> Tensor:
+        op.state.report(R)
         s = score(op, R, rule, eps)
         if tau is not None:
             return torch.where(s > tau, R, 0)
@@ -59,74 +65,53 @@ def rectified(
         passes = rows > percentile(rows, q, interpolation).unsqueeze(1)
         return torch.where(passes.reshape(s.shape), R, 0)
 
-    def _fast(op: Op, R: Tensor) -> Tensor | None:
-        """The same by a kernel that reads activation and gradient once, where there is one."""
-        if eps or interpolation != "nearest" or not R.numel():
-            return None
-        k = None if tau is not None else rank(R.numel() // op.batch, q)
-        carry, seen, padded = op.facts.get("carry"), op.current.sums, op.facts.get("padded")
-        if padded is None or not kernels.masks(op.output):
-            return kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), seen, carry)
-        # The padding trick of the convolution before, in the same launch.
-        within = passing_region(padded)
-        result = kernels.rectify(op.output, R, op.batch, k, tau, compared(op, rule), seen, carry, within)
-        if result is not None:
-            padded.facts["region"] = None
-        return result
+    def why(op: Op, R: Tensor, row: int) -> str | None:
+        s = score(op, R, rule, eps).reshape(op.batch, -1)[row]
+        return advice(s, q, tau, interpolation)
 
-    def through(op: Op, R: Tensor) -> Tensor | None:
-        """The same and the gradient of the convolution before, in one call of a kernel that takes both."""
-        if eps or interpolation != "nearest" or not R.numel():
-            return None
-        known = op.facts.get("through")
-        if known is None:  # of an op that is met again, once
-            k = None if tau is not None else rank(R.numel() // op.batch, q)
-            conv, norm = op.facts["chain"]
-            within = passing_region(conv) if "conv" in op.current.rules else None
-            known = conv.step, k, compared(op, rule), norm and norm.step, within
-            op.facts["through"] = known
-        step, k, which, scale, within = known
-        found: Tensor | None = step.through(op, R, k, tau, which, scale, within)
-        return found
-
-    rectified.looks = True  # type: ignore[attr-defined]
-    rectified.through = id(rectified), through  # type: ignore[attr-defined]
-    return _of_output(rectified)
-
-
-def compared(op: Op, rule: str) -> str:
-    """Which of PR1 to PR4 acts here."""
-    if rule != "mod":
-        return rule
-    return "PR1" if op.facts.get("last") else "PR2"
+    return Rule(apply, "rectified", reads="output", checks=True, advice=why)
 
 
 def deconv() -> Rule:
     """R where R > 0."""
-
-    def deconv(op: Op, R: Tensor) -> Tensor:
-        return torch.where(R > 0, R, 0)
-
-    return _of_output(deconv)
+    return Rule(lambda op, R: torch.where(R > 0, R, 0), "deconv", reads="output")
 
 
 def guided() -> dict[str, Rule]:
-    """R where R > 0 and the pre-activation is positive, for each rectifier."""
+    """R where R > 0 and the pre-activation is positive, for each rectifier.
 
-    def guided(op: Op, R: Tensor) -> Tensor:
-        # Most rectifiers keep the sign, so the activation tells, and the pre-activation need not be kept.
-        z = op.output if op.family in ops.SIGN_KEEPING else op.inputs[0]
-        return torch.where((R > 0) & (z > 0), R, 0)
-
-    def guided_by_output(op: Op, R: Tensor) -> Tensor:
-        return guided(op, R)
-
-    guided_by_output.__name__ = "guided"
-    _of_output(guided_by_output)
-    return {f: guided_by_output if f in ops.SIGN_KEEPING else guided for f in sorted(ops.RECTIFIERS)}
+    Most rectifiers keep the sign, so that the activation tells, and the pre-activation need not be kept.
+    """
+    by_output = Rule(lambda op, R: _positive(R, op.output), "guided", reads="output")
+    by_input = Rule(lambda op, R: _positive(R, op.inputs[0]), "guided")
+    return {f: by_output if f in ops.SIGN_KEEPING else by_input for f in sorted(ops.RECTIFIERS)}
 
 
-def _of_output(rule: Rule) -> Rule:
-    """Marks a rule that reads the op's output alone."""
-    rule.output_only = True  # type: ignore[attr-defined]
-    return rule
+def _positive(R: Tensor, z: Tensor) -> Tensor:
+    return torch.where((R > 0) & (z > 0), R, 0)
+
+
+def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:
+    """What would let something through a layer with these scores; None if something did go through."""
+    if tau is not None:
+        stopped = bool(0 < s.max() <= tau)
+        return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
+    if _passes(s, q, interpolation) or not bool(s.max() > 0):
+        return None
+    if bool((s < s.max()).any()):
+        return f"at q={q:g}; the largest q that passes one unit is {largest_q(s, interpolation):.2f}"
+    return f"at q={q:g}; no percentile passes scores that are all the same, a constant tau does"
+
+
+def _passes(s: Tensor, q: float, interpolation: str) -> bool:
+    return bool(percentile(s.unsqueeze(0), q, interpolation) < s.max())
+
+
+def largest_q(s: Tensor, interpolation: str) -> float:
+    """The largest q, to two decimals, at which tau lies below the largest score."""
+    d, ties = len(s), int((s == s.max()).sum())
+    above = ties - 0.5 if interpolation == "nearest" else ties - 1
+    hundredths = min(math.floor(10_000 * (1 - above / (d - 1))) + 1, 10_000)
+    while not _passes(s, hundredths / 100, interpolation):
+        hundredths -= 1
+    return hundredths / 100

@@ -28,30 +28,31 @@ _LINEAR = "conv conv_transpose linear batch_norm max_pool avg_pool sum add matmu
 def lrp_rules(epsilon: float) -> dict[str, Rule]:
     rules: dict[str, Rule] = dict.fromkeys(_LINEAR, lrp_linear(epsilon))
     rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "softmax", "log_softmax"), lrp_activation())
-    return rules | {"mul": lrp_product, "div": lrp_division, "norm": lrp_norm(epsilon)}
+    rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
+    return rules | {"norm": lrp_norm(epsilon)}
 
 
 def lrp_linear(epsilon: float) -> Rule:
-    def lrp_linear(op: Op, R: Tensor) -> Any:
-        if not op.facts.get("folded"):
+    def apply(op: Op, R: Tensor) -> Any:
+        if not op.facts.folded:
             R = R * _stabilised(op.output, epsilon)
-        return op.vjp(R) if op.data_count == 1 or op.family == "add" else lrp_product(op, R)
+        return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return lrp_linear
+    return Rule(apply, "lrp_linear")
 
 
 def lrp_activation() -> Rule:
-    def lrp_activation(op: Op, R: Tensor) -> Tensor:
+    def apply(op: Op, R: Tensor) -> Tensor:
         a, z = wide(op.output), wide(op.inputs[0])
         smallest = torch.finfo(z.dtype).tiny ** 0.5
         safe = torch.where(z.abs() < smallest, torch.full_like(z, smallest).copysign(z), z)
         return (R * (a / safe)).to(R.dtype)
 
-    return lrp_activation
+    return Rule(apply, "lrp_activation")
 
 
-def lrp_product(op: Op, R: Tensor) -> Any:
-    constant = op.facts.get("constant", (False,) * op.data_count)
+def _product(op: Op, R: Tensor) -> Any:
+    constant = op.facts.constant or (False,) * op.data_count
     sharing = constant.count(False) or 1
     grads = op.vjp(R / sharing)
     if all(constant):
@@ -59,7 +60,7 @@ def lrp_product(op: Op, R: Tensor) -> Any:
     return tuple(None if weight else grad for weight, grad in zip(constant, grads, strict=True))
 
 
-def lrp_division(op: Op, R: Tensor) -> Any:
+def _division(op: Op, R: Tensor) -> Any:
     if op.data_count == 1:
         return op.vjp(R)
     grads = op.vjp(R)
@@ -67,13 +68,13 @@ def lrp_division(op: Op, R: Tensor) -> Any:
 
 
 def lrp_norm(epsilon: float) -> Rule:
-    def lrp_norm(op: Op, R: Tensor) -> Any:
+    def apply(op: Op, R: Tensor) -> Any:
         with torch.enable_grad():
             leaf = op.inputs[0].detach().requires_grad_()
             output = norm_by_steps(op, leaf, constant=True)
         return torch.autograd.grad(output, leaf, R * _stabilised(op.output, epsilon))
 
-    return lrp_norm
+    return Rule(apply, "lrp_norm")
 
 
 def _stabilised(z: Tensor, epsilon: float) -> Tensor:

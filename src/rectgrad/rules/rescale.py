@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, Rule, Slot
+from rectgrad.engine.op import Op, Rule
+from rectgrad.ops.arguments import Slot
 
+FAR = 1e4  # a ratio of denominators from which on they are of another order of magnitude
 SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
 
 
 def deeplift_rules() -> dict[str, Rule]:
-    rules: dict[str, Rule] = dict.fromkeys((*ops.RECTIFIERS, "squash", "unary"), rescale)
-    rules |= dict.fromkeys(("mul", "matmul", "linear", "conv", "conv_transpose"), product)
-    rules |= {"max_pool": winner, "max": largest, "min": largest, "div": division}
-    return rules | {"softmax": softmax, "log_softmax": log_softmax}
+    functions: dict[str, Any] = dict.fromkeys((*ops.RECTIFIERS, "squash", "unary"), rescale)
+    functions |= dict.fromkeys(("mul", "matmul", "linear", "conv", "conv_transpose"), product)
+    functions |= {"max_pool": winner, "max": largest, "min": largest, "div": division}
+    functions |= {"softmax": softmax, "log_softmax": log_softmax}
+    return {family: Rule(function, function.__name__) for family, function in functions.items()}
 
 
 def _reference(op: Op) -> Op:
@@ -50,6 +53,7 @@ SECANTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "square": lambda x, x0, y, y0: x + x0,
     "reciprocal": lambda x, x0, y, y0: -y * y0,
     "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
+    "sqrt": lambda x, x0, y, y0: torch.where(y + y0 > 0, 1 / (y + y0), 0),
 }
 
 
@@ -93,14 +97,25 @@ def _winner_along(op: Op, R: Tensor) -> Any:
 
 
 def division(op: Op, R: Tensor) -> Any:
-    """x / y as x * r with r = 1 / y: dr = -dy / (y y0)."""
+    """x / y as x * (1 / y): with q = x / y, dq = w (dx - q0 dy) / y + (1 - w) (dx - q dy) / y0 for any w.
+
+    w = 1/2, as for a product; but 1 or 0, whichever divides by the larger, if the denominators differ by
+    more than four orders of magnitude (a vector normalised against a zero baseline): half each would cancel.
+    """
     order = (1, 0) if op.name == "rdiv" else (0, 1)
     (x, y), (x0, y0) = ([_operand(o, i, R) for i in order] for o in (op, _reference(op)))
-    with torch.enable_grad():
-        ends = [((x + x0) / 2).requires_grad_(), ((1 / y + 1 / y0) / 2).requires_grad_()]
-        grad_x, grad_r = torch.autograd.grad(torch.mul(*ends), ends, R)
-    grads = dict(zip(order, (grad_x, grad_r * (-1 / (y * y0))), strict=True))
+    w = torch.where(y.abs() > FAR * y0.abs(), 1.0, torch.where(y0.abs() > FAR * y.abs(), 0.0, 0.5)).to(
+        R.dtype
+    )
+    grad_x = R * (w / y + (1 - w) / y0)
+    grad_y = -R * (w * (x0 / y0) / y + (1 - w) * (x / y) / y0)
+    grads = dict(zip(order, (grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape)), strict=True))
     return tuple(grads[i] for i in (0, 1) if type(_given(op, i)) is Slot)
+
+
+def precise(x: Tensor) -> Tensor:
+    """In float64, where there is: differences of nearly equal numbers lose digits."""
+    return x if x.device.type == "mps" else x.double()
 
 
 def _given(op: Op, i: int) -> Any:
@@ -120,7 +135,7 @@ def softmax(op: Op, R: Tensor) -> Tensor:
     dim, e, e0, secant = _exponentials(op)
     r, r0 = 1 / e.sum(dim, keepdim=True), 1 / e0.sum(dim, keepdim=True)
     to_r = (R * (e + e0) / 2).sum(dim, keepdim=True)
-    return (R * (r + r0) / 2 - to_r * r * r0) * secant
+    return ((R * (r + r0) / 2 - to_r * r * r0) * secant).to(R.dtype)
 
 
 def log_softmax(op: Op, R: Tensor) -> Tensor:
@@ -128,11 +143,11 @@ def log_softmax(op: Op, R: Tensor) -> Tensor:
     dim, e, e0, secant = _exponentials(op)
     s, s0 = e.sum(dim, keepdim=True), e0.sum(dim, keepdim=True)
     slope = torch.where((s - s0).abs() < SMALL, 2 / (s + s0), (s.log() - s0.log()) / (s - s0))
-    return R - R.sum(dim, keepdim=True) * slope * secant
+    return (R - R.sum(dim, keepdim=True) * slope * secant).to(R.dtype)
 
 
 def _exponentials(op: Op) -> tuple[int, Tensor, Tensor, Tensor]:
-    x, x0 = op.inputs[0], _reference(op).inputs[0]
+    x, x0 = precise(op.inputs[0]), precise(_reference(op).inputs[0])
     dim = op.argument("dim", -1)
     # A masked score is -inf in both passes: no difference, no multiplier.
     shift = torch.maximum(x, x0).amax(dim, keepdim=True)

@@ -439,16 +439,3 @@ int rg_conv(const survivors *s, const convolution *c, const float *weight, const
     clean(&j);
     return j.failed ? -1 : 0;
 }
-
-int rg_through(const scores *s, int64_t rank, float tau, double densest, double *seen, const float *variance,
-               const float *factor, double eps, const convolution *c, const float *weight, float *out, int threads) {
-    survivors *passed = rg_select(s, rank, tau, densest, seen, threads);
-    if (!passed) return -1;
-    float *scale = variance ? malloc(c->channels_out * 4) : 0;
-    int status = variance && !scale ? -1 : 0;
-    for (int64_t row = 0; row < passed->rows && !status; row++) status = passed->count[row] < 0;
-    if (!status && scale) rg_scale(variance, factor, eps, c->channels_out, scale);
-    if (!status) status = rg_conv(passed, c, weight, scale, out, threads);
-    free(scale), rg_free(passed);
-    return status;
-}

@@ -35,6 +35,11 @@ typedef struct {
 survivors *rg_select(const scores *s, int64_t rank, float tau, double densest, double *seen, int threads);
 void rg_free(survivors *s);
 
+/* The destructor of a Python capsule that owns a result of rg_select; rg_use_capsules gets the address of
+   PyCapsule_GetPointer. */
+void rg_use_capsules(void *get_pointer);
+void rg_release(void *capsule);
+
 /* R where the score exceeds tau, 0 elsewhere. */
 void rg_masked(const survivors *s, const scores *of, float *out, int threads);
 
@@ -42,11 +47,6 @@ void rg_masked(const survivors *s, const scores *of, float *out, int threads);
    Returns 0, or -1 without memory. Rows without a list are left as they are. */
 int rg_conv(const survivors *s, const convolution *c, const float *weight, const float *scale, float *out,
             int threads);
-
-/* Both in one call, with the scale of a batch norm in between where `variance` is not null. Returns 0; 1 where a
-   row has no list, and nothing is written; or -1 without memory. */
-int rg_through(const scores *s, int64_t rank, float tau, double densest, double *seen, const float *variance,
-               const float *factor, double eps, const convolution *c, const float *weight, float *out, int threads);
 
 /* The gradient at a linear layer's input: out (rows, positions, inputs), weight (outputs, inputs). */
 int rg_linear(const survivors *s, int64_t positions, int64_t inputs, int64_t outputs, const float *weight,

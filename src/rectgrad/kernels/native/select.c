@@ -387,6 +387,12 @@ void rg_free(survivors *s) {
     free(s->count), free(s->position), free(s->value), free(s->tau), free(s);
 }
 
+static void *(*capsule_pointer)(void *, const char *);
+
+void rg_use_capsules(void *get_pointer) { capsule_pointer = (void *(*)(void *, const char *))get_pointer; }
+
+void rg_release(void *capsule) { rg_free(capsule_pointer(capsule, 0)); }
+
 survivors *rg_select(const scores *s, int64_t rank, float tau, double densest, double *seen, int threads) {
     if (s->units >= INT32_MAX || s->units <= 0 || s->rows <= 0) return 0;
     selection c = {.s = s, .rank = rank, .constant = tau, .densest = densest};
