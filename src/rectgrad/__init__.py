@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from rectgrad import image as image
     from rectgrad import metrics as metrics
     from rectgrad import models as models
+    from rectgrad.api import Capture as Capture
     from rectgrad.api import Record as Record
     from rectgrad.api import attribute as attribute
+    from rectgrad.api import capture as capture
     from rectgrad.api import layer_attributions as layer_attributions
     from rectgrad.api import propagate as propagate
     from rectgrad.api import record as record
+    from rectgrad.engine.capture import StaleCaptureError as StaleCaptureError
     from rectgrad.engine.op import UnsupportedModelError as UnsupportedModelError
     from rectgrad.engine.target import contrast as contrast
     from rectgrad.methods import METHODS as METHODS
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "api": ("Record", "attribute", "layer_attributions", "propagate", "record"),
+    "api": ("Capture", "Record", "attribute", "capture", "layer_attributions", "propagate", "record"),
+    "engine.capture": ("StaleCaptureError",),
     "engine.op": ("UnsupportedModelError",),
     "engine.target": ("contrast",),
     "methods": (

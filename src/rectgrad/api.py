@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
-from rectgrad.engine.backward import interrupted
+from rectgrad.engine.backward import Maps, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.bridge import propagate as propagate
+from rectgrad.engine.capture import Captured, close_to
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.op import Op, UnsupportedModelError
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
-from rectgrad.engine.request import Maps, Plan, Request, mixes_samples
+from rectgrad.engine.request import Plan, Request, mixes_samples
 from rectgrad.engine.target import narrow
 from rectgrad.engine.torch_private import (
     active_function_modes,
@@ -134,6 +136,75 @@ def record(
         return Record(request, isinstance(inputs, tuple))
 
     return preserved(request, kept)
+
+
+def capture(
+    model: Any,
+    example: Any,
+    method: str | Method = "rectgrad",
+    *,
+    target: Any = None,
+    forward_args: tuple = (),
+    forward_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Capture:
+    """Prepare a model for many calls with inputs of the example's shape, type and device.
+
+    On CUDA the forward and the backward pass become one CUDA graph, and the model's Python does not run
+    again. On the CPU it is an ordinary call behind the same checks. In-place updates of weights take effect;
+    a replaced weight, a changed training flag or another shape raises `StaleCaptureError`. Further arguments,
+    and a `contrast` or callable target, are fixed at capture.
+
+        explain = rectgrad.capture(model, images)
+        maps = explain(images), explain(others, target=281)
+    """
+    chosen = as_method(method, options)
+    request = _request(model, example, target, forward_args, forward_kwargs)
+    as_tuple = isinstance(example, tuple)
+
+    def ordinary(inputs: Maps, asked: Any) -> Maps:
+        given = (inputs if as_tuple else inputs[0], chosen, asked)
+        maps = attribute(model, *given, forward_args=forward_args, forward_kwargs=forward_kwargs)
+        return maps if as_tuple else (maps,)
+
+    def captured() -> Captured:
+        _check_model(request, chosen)
+        return Captured(request, chosen, ordinary)
+
+    found = preserved(request, captured)
+    request.region = None
+    return Capture(found, as_tuple).agreeing(request, ordinary)
+
+
+class Capture:
+    """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
+
+    def __init__(self, captured: Captured, as_tuple: bool) -> None:
+        self._captured, self._as_tuple = captured, as_tuple
+
+    def __call__(self, inputs: Any, target: Any = None) -> Any:
+        tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+        for x in tensors:
+            _check_input(x, tensors[0])
+        return _given_back(self._captured.maps(tensors, target), self._as_tuple)
+
+    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture:
+        """Itself, if it agrees with an ordinary call on the example and on a changed one."""
+        if self._captured.replays:
+            for inputs in (request.inputs, tuple(0.5 * x.roll(1, 0) for x in request.inputs)):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    difference = close_to(self._captured.maps(inputs, None), ordinary(inputs, request.target))
+                if difference > 1e-5:
+                    raise UnsupportedModelError(
+                        "the model cannot be captured: a replay differs from an ordinary call by "
+                        f"{difference:.1g} of the map's maximum"
+                    )
+        return self
+
+    def release(self) -> None:
+        """Free the memory of the graph; calls are ordinary ones from then on."""
+        self._captured.release()
 
 
 def layer_attributions(

@@ -49,7 +49,8 @@ class RecordedPass:
         self.recorder, self._inputs = recorder, request.inputs
         self._model, self._trace = request.model, None
         self.state = recorder.state
-        self.state.batch = self.n
+        self.state.batch, device = self.n, request.device or request.inputs[0].device
+        self.state.backend = kernels.backend_for(device.type)
         assert request.region is not None
         self.adopt(request.region)
         request.region.begin(linked=True)
@@ -153,8 +154,9 @@ class RecordedPass:
         plain = plan.rules.keys().isdisjoint(("linear", "batch_norm"))
         masks = plan.rules.get("conv")
         merges = plain and not observed and (masks is None or masks.reads == "shapes")
-        if merges and kernels.backend_of(self._R).merges:
-            find_merges(recorded, root, plan.rules)
+        backend = self.state.backend
+        if merges and backend is not None and backend.merges:
+            find_merges(recorded, root, plan.rules, backend)
 
     def _walk(self) -> list[Tensor | None]:
         """The gradients that arrive at the inputs."""
@@ -174,9 +176,9 @@ class RecordedPass:
                 grads = op.backward(R) if ruled else op.vjp(R)
                 for source, grad in zip(op.sources, grads, strict=True):
                     if grad is not None:
-                        j = source.index
-                        arrived[j] = grad if arrived[j] is None else dense(arrived[j]) + dense(grad)
-            if once:
+                        before = arrived[source.index]
+                        arrived[source.index] = grad if before is None else dense(before) + dense(grad)
+            if once and (op.versions or op._local is not None):
                 op.release()
         return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
 

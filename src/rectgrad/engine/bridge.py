@@ -422,7 +422,7 @@ class Written:
     def note(self, view: Tensor) -> None:
         base = base_of(view)
         if view.numel() == base.numel():  # this write alone covers it
-            base.grad_fn.metadata[_COVERED] = True  # type: ignore[union-attr]
+            base.grad_fn.metadata[_COVERED] = True  # type: ignore[union-attr,index]
             self._parts.pop(storage_id(base), None)
             return
         size = base.untyped_storage().nbytes() // base.element_size()

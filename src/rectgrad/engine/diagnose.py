@@ -35,21 +35,26 @@ def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, ma
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     outputs = outputs if isinstance(outputs, Tensor) else scores
-    if all_finite((*request.inputs, outputs, scores, *maps), passed.sums):
+    finite = all_finite((*request.inputs, outputs, scores, *maps), passed.sums)
+    if request.suspicions is not None:
+        request.suspicions.append(~finite)
+        return maps
+    if bool(finite):
         return maps
     check_inputs(request.inputs)
     found = _find(request, method, outputs)
     return maps if all(bool(x.isfinite().all()) for x in maps) else found  # a sum overflowed, nothing else
 
 
-def all_finite(tensors: Maps, sums: list[Tensor | float]) -> bool:
-    """Whether all of these are finite, in one transfer from the device."""
+def all_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
+    """Whether all of these are finite: one flag on the device."""
     values = [_sum(x) for x in tensors] + [s for s in sums if isinstance(s, Tensor)]
     dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
     device = tensors[-1].device
     stacked = torch.stack([s.detach().reshape(()).to(device, dtype) for s in values])
+    finite = stacked.isfinite().all()
     numbers = all(math.isfinite(s) for s in sums if not isinstance(s, Tensor))
-    return numbers and bool(stacked.isfinite().all())
+    return finite if numbers else torch.zeros_like(finite)
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -98,14 +103,17 @@ def _look(op: Op, R: Tensor) -> None:
 
 def warn_if_nothing_passed(request: Request, method: Any, plan: Plan, maps: Maps) -> None:
     """Name the layer that stopped a map that is zero, and what would let something through."""
-    if not plan.thresholds or (len(maps[0]) == 1 and bool(maps[0].any())):
+    if not plan.thresholds:
+        return
+    if request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any()):
         return
     zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
-    if bool(zero.any()):
-        sample = int(zero.nonzero()[0])
-        sentence = _stopped_at(request, method, plan, sample)
-        if sentence:
-            warn(f"the map of sample {request.offset + sample} is zero: {sentence}")
+    if _noted(request, zero) or not bool(zero.any()):
+        return
+    sample = int(zero.nonzero()[0])
+    sentence = _stopped_at(request, method, plan, sample)
+    if sentence:
+        warn(f"the map of sample {request.offset + sample} is zero: {sentence}")
 
 
 def _stopped_at(request: Request, method: Any, plan: Plan, sample: int) -> str | None:
@@ -131,6 +139,13 @@ def _stopped_at(request: Request, method: Any, plan: Plan, sample: int) -> str |
     op, R = found[0]
     units = R.numel() // op.batch
     return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice[0]}"
+
+
+def _noted(request: Request, wrong: Tensor) -> bool:
+    """In a capture, remember a flag on the device instead of reading it now."""
+    if request.suspicions is not None:
+        request.suspicions.append(wrong.any())
+    return request.suspicions is not None
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
@@ -161,7 +176,7 @@ def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> No
     if request.region is not None and request.region.trains:
         return  # batch statistics are no function of the sample, which has its own warning
     wrong = trace.completeness_error.abs() > 0.05 * difference.abs() + 1e-4
-    if bool(wrong.any()):
+    if not _noted(request, wrong) and bool(wrong.any()):
         i = int(wrong.nonzero()[0])
         total, right = float(difference[i] + trace.completeness_error[i]), float(difference[i])
         plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
@@ -179,7 +194,7 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
     total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
     largest = per_sample(request.answer.detach()).double().abs().amax(1)
     wrong = total.abs() > EXPLODED * largest
-    if not bool(wrong.any()):
+    if _noted(request, wrong) or not bool(wrong.any()):
         return
     i = int(wrong.nonzero()[0])
     score = float(request.resolved()(request.answer)[i])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
     from rectgrad.engine.op import Op
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """About one op. Only the facts that a method asks for are filled in."""
+    """About one op. Only the facts that a method asks for are filled in, by `state`.
+
+    The defaults belong to the class, so that one of these costs little: a pass makes hundreds.
+    """
 
     gate: bool = False  # a ReLU6 that is read once, by a division by six: a hard sigmoid, which squashes
     last: bool = False  # a rectified activation without another one between it and the score
@@ -35,11 +36,14 @@ class Facts:
     masked: bool = False  # that convolution: its mask is applied
 
 
-NO_FACTS = Facts()
+NO_FACTS = Facts()  # of every op until something is known about it
 
 
-def state_fact(op: Op, **facts: Any) -> None:
-    op.facts = replace(op.facts, **facts)
+def facts_of(op: Op) -> Facts:
+    """An op's own facts, to be filled in."""
+    if op.facts is NO_FACTS:
+        op.facts = Facts()
+    return op.facts
 
 
 class Graph:
@@ -107,7 +111,7 @@ def find_facts(graph: Graph, wanted: Sequence[str]) -> None:
     if "channels" in wanted:
         for node, op in graph.ops.items():
             if op.family in RECTIFIERS:
-                state_fact(op, channels_last=_made_channels_last(graph, node))
+                facts_of(op).channels_last = _made_channels_last(graph, node)
 
 
 def find_last(graph: Graph) -> None:
@@ -120,7 +124,7 @@ def find_last(graph: Graph) -> None:
         met.add(node)
         op = graph.ops.get(node)
         if op is not None and op.family in RECTIFIERS:
-            state_fact(op, last=True)
+            facts_of(op).last = True
         else:
             waiting.extend(graph.below[node])
 
@@ -131,7 +135,7 @@ def find_gates(graph: Graph) -> None:
             readers = graph.readers.get(node, [])
             reader = graph.ops.get(readers[0]) if len(readers) == 1 else None
             if reader is not None and divides_by_six(reader):
-                state_fact(op, gate=True)
+                facts_of(op).gate = True
 
 
 def divides_by_six(op: Op) -> bool:
@@ -161,7 +165,7 @@ def find_folded(graph: Graph) -> None:
             reader = graph.only_reader(node)
             if reader is not None:
                 adds_bias = reader.family == "add" and reader.data_count == 1
-                state_fact(op, folded=adds_bias or reader.family == "batch_norm")
+                facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
 def _linear_in_one(op: Op) -> bool:
@@ -179,7 +183,7 @@ def find_constant(graph: Graph) -> None:
             known[node] = node not in graph.inputs
     for node, op in graph.ops.items():
         if op.family in _PRODUCTS:
-            state_fact(op, constant=tuple(_is_weight(graph, f, known) for f in graph.below[node]))
+            facts_of(op).constant = tuple(_is_weight(graph, f, known) for f in graph.below[node])
 
 
 def _is_weight(graph: Graph, node: Any, known: dict[Any, bool]) -> bool:
@@ -221,31 +225,29 @@ def _made_channels_last(graph: Graph, node: Any) -> bool:
     return False
 
 
-def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str]) -> None:
-    """On a GPU: a batch norm's scale goes into the weights of the convolution before it, which are fewer
-    numbers than its gradient; and the padding mask of a convolution is applied by the kernel of the
-    activation after it. Both where nobody else reads the result in between."""
+def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kernels.Backend) -> None:
+    """On a GPU: a batch norm's scale goes into the weights of the convolution before it, if these are fewer
+    numbers than its gradient; and the kernel of an activation applies the padding mask of the convolution
+    before it. Both only if nobody else reads the result in between."""
     readers = _readers(ops, root)
+    masks = "conv" in rules
     for op in ops[: root.index + 1]:
-        if type(op.linear) is Scale and op.linear.merges:
-            before = _only_read(op.sources[0], readers)
-            if before is not None and type(before.linear) is Conv:
-                state_fact(before, norm=op.linear)
-                state_fact(op, merged=True)
-    if "conv" not in rules:
-        return
-    for op in ops[: root.index + 1]:
-        if op.family in RECTIFIERS and not op.facts.gate and kernels.backend_of(op.output).masks(op.output):
-            before = _only_read(op.sources[0], readers)
-            if before is not None and type(before.linear) is Scale:
-                before = _only_read(before.sources[0], readers)
-            if before is not None and type(before.linear) is Conv and len(before.shape) == 4:
-                state_fact(op, conv=before)
-                state_fact(before, masked=True)
+        if op.family == "batch_norm" and type(op.linear) is Scale:
+            conv = op.sources[0]
+            if readers[conv.index] == 1 and type(conv.linear) is Conv and conv.linear.merges(op.linear):
+                facts_of(conv).norm = op.linear
+                facts_of(op).merged = True
+        elif masks and op.family in RECTIFIERS and not op.facts.gate and len(op.shape) == 4:
+            conv = op.sources[0]
+            if type(conv.linear) is Scale and readers[conv.index] == 1:
+                conv = conv.sources[0]
+            if type(conv.linear) is Conv and readers[conv.index] == 1 and backend.masks(op.output):
+                facts_of(op).conv = conv
+                facts_of(conv).masked = True
 
 
 def _readers(ops: Sequence[Op], root: Op) -> list[int]:
-    """How many ops on the way to the score read each op's result; the score is one of them."""
+    """How many ops between an op and the score read its result; the score is one of them."""
     readers = [0] * len(ops)
     readers[root.index] = 1
     for op in reversed(ops[: root.index + 1]):
@@ -253,7 +255,3 @@ def _readers(ops: Sequence[Op], root: Op) -> list[int]:
             for source in op.sources:
                 readers[source.index] += 1
     return readers
-
-
-def _only_read(op: Op, readers: list[int]) -> Op | None:
-    return op if readers[op.index] == 1 else None

@@ -17,6 +17,7 @@ from torch import Tensor
 from rectgrad import ops
 from rectgrad.engine.facts import NO_FACTS, Facts
 from rectgrad.engine.torch_private import autocast_active, namespaces, overload_types, storage_of, version
+from rectgrad.kernels import Backend, backend_of
 from rectgrad.kernels.linear_ops import LinearOp, outside_zeroed
 from rectgrad.kernels.sparse import Sparse, dense
 from rectgrad.ops.arguments import NESTED, Slot, fill
@@ -72,6 +73,7 @@ class State:
         self.sums: list[Tensor | float] = []
         self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may be released as soon as they were used
+        self.backend: Backend | None = None  # of the device that the pass runs on
 
     def report(self, R: Tensor | None) -> None:
         """Remember enough of R to know at the end of the pass whether it was finite."""
@@ -104,6 +106,7 @@ class Op:
     needed: tuple[Tensor, ...] = ()
     version = 0  # of the result when it was made
     versions: tuple[int, ...] = ()  # of the tensors kept
+    kept_by: tuple[Op, ...] = ()  # ops that keep this one's result
     _output: Tensor | None = None
     _local: Tensor | None = None
     _leaves: tuple[Tensor, ...] = ()
@@ -117,6 +120,11 @@ class Op:
     def output(self) -> Tensor:
         assert self._output is not None
         return self._output
+
+    @property
+    def backend(self) -> Backend:
+        """Who computes on this op's output."""
+        return self.state.backend or backend_of(self.output)
 
     @property
     def batch(self) -> int:
@@ -198,14 +206,14 @@ class Op:
 
     def overwritten(self) -> bool:
         """Whether a kept tensor was modified since."""
+        if not self.inputs and not self.needed and self._output is not None:  # nearly always
+            return self.versions != (version(self._output),)
         return self.versions != tuple([version(x) for x in self.held()])
 
     def release(self) -> None:
         """Free everything that was kept of the data."""
-        self.inputs, self.needed, self.versions, self.sources = (), (), (), ()
-        self._output = self._local = self.linear = self.back = self.reference = None
-        self._leaves = ()
-        self.args = self.kwargs = ()  # type: ignore[assignment]
+        self.inputs = self.needed = self.versions = self._leaves = ()
+        self._output = self._local = self.reference = None
 
     def _check(self, grads: tuple) -> None:
         """A rule's mistake is reported at the rule, not somewhere in autograd."""

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
+from rectgrad.engine.backward import Maps
 from rectgrad.engine.op import wide
-from rectgrad.engine.request import Maps, Request
+from rectgrad.engine.request import Request
 from rectgrad.engine.target import contrast
 from rectgrad.engine.torch_private import out_of_memory
 
@@ -130,6 +131,7 @@ def separable(method: Any, request: Request) -> bool:
     output, nor by a method that may have values for each sample in a way unknown here."""
     return (
         request.n > 0
+        and request.graph is None  # of one batch size
         and method.repeated(1, request.inputs) is not None
         and (not callable(request.target) or type(request.target) is contrast)
         and not (request.region is not None and request.region.trains)

@@ -349,7 +349,7 @@ class Region:
         snapshot, given = shared.snapshot, self._given
         self.modules, self.lazy = snapshot.modules, snapshot.lazy
         self.keeper = Keeper(lambda: [*snapshot.tensors, *(own.tensors if own else ()), *tensors_in(given)])
-        self.trains = any(map(trains, self.modules))
+        self.trains = any(module.training for module in self.modules) and any(map(trains, self.modules))
 
     def begin(self, linked: bool = False) -> None:
         """Before a pass: attributes as the first one found them, if no other call is in the middle of one."""
@@ -382,6 +382,7 @@ class Region:
     def close(self) -> None:
         if self._random is not None:
             _set_random_state(self._device, self._random)
+            self._random = None
         with self._guard:
             shared = self._shared or self._active.get(getattr(self, "_key", None))
             if shared is None or self not in shared.users:
@@ -406,7 +407,7 @@ def trains(module: nn.Module) -> bool:
         if isinstance(module, _DROPPING):
             return isinstance(random_parts, (int, float)) and random_parts > 0
         return isinstance(module, _TRAINING)
-    return _asks_for_training(type(module))
+    return _asks_for_training(type(module))  # type: ignore[arg-type]
 
 
 _DROPPING = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
@@ -447,7 +448,9 @@ def _set_random_state(device: torch.device, states: dict[str, Any]) -> None:
     before = states["numpy"]
     if now[2:] != before[2:] or (now[1] != before[1]).any():
         np.random.set_state(before)
-    if "cuda" in states and _cuda_state(device) != states["cuda"]:
+    if "cuda" not in states or torch.cuda.is_current_stream_capturing():
+        return
+    if _cuda_state(device) != states["cuda"]:
         generator, seed, offset = states["cuda"]
         generator.manual_seed(seed)
         generator.set_offset(offset)

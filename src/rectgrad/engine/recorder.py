@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -99,7 +100,6 @@ class Recorder(TorchFunctionMode):
         self.failed = False  # a call raised: a model that catches it may have taken another path
         self.turned = False  # dimensions changed places through an attribute such as `.T`
         self._shared: set[int] = set()  # storages of more than one linked tensor
-        self._holders: dict[int, list[Op]] = {}  # storages of the tensors that ops keep
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
@@ -148,11 +148,7 @@ class Recorder(TorchFunctionMode):
 
     def truncate(self, length: int) -> None:
         """Forget the ops after the first `length`."""
-        late = set(map(id, self.ops[length:]))
-        if late:
-            del self.ops[length:]
-            for storage, holding in list(self._holders.items()):
-                self._holders[storage] = [op for op in holding if id(op) not in late]
+        del self.ops[length:]
 
     # How calls are handled: one function for each kind of call.
 
@@ -207,14 +203,14 @@ class Recorder(TorchFunctionMode):
             set_grad_enabled(True)
         others: tuple = ()
         if type(y) is not Tensor:  # torch.native_batch_norm gives its statistics too
-            y, *others = y  # type: ignore[assignment]
+            y, *others = y
         op.input_shapes, op.shape = (x.shape,), y.shape
         op.linear = linear if linear is not _AVG_POOL else _avg_pool(op, x, y)
         reads = self._reads(op)
         if reads != "shapes":
             op._output = y.detach()
             op.inputs = (x.detach(),) if reads == "all" else ()
-            self._hold(op)
+            self._hold(op, (source,))
         linked = self._link(op, (source,), y)
         return (linked, *others) if others else linked
 
@@ -245,9 +241,9 @@ class Recorder(TorchFunctionMode):
             set_grad_enabled(True)
         op.shape = y.shape
         op.input_shapes, op._output = (op.shape,), y.detach()
-        if spec.name == "relu":  # its gradient needs no input, which may have been overwritten
+        if spec.name == "relu" and (self.rules is None or not ruled):  # the gradient needs no input
             op.back, op.needed = relu_gradient, (op._output,)
-        self._hold(op)
+        self._hold(op, (source,) if op.inputs else ())
         return self._link(op, (source,), y)
 
     def _sum(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -302,7 +298,7 @@ class Recorder(TorchFunctionMode):
             for x, leaf in zip(data, leaves, strict=True):
                 if result is leaf:
                     return x
-        if type(result) in (bool, int, float, str, torch.Size):
+        if isinstance(result, (bool, int, float, str, torch.Size)):
             return result
         if type(result) is Tensor:
             return self._made(op, sources, result, kept, data[0] if writes else None)
@@ -333,7 +329,8 @@ class Recorder(TorchFunctionMode):
         if reads != "shapes":
             op._output = y.detach()
             op.inputs = tuple([x.detach() for x in data]) if reads == "all" else ()
-        self._hold(op)
+        if op.needed or op._output is not None:
+            self._hold(op, sources)
         return self._link(op, sources, y)
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
@@ -422,20 +419,21 @@ class Recorder(TorchFunctionMode):
         rule = self.rules.get(op.family)
         return "shapes" if rule is None else rule.reads
 
-    def _hold(self, op: Op) -> None:
-        """Note the tensors that an op keeps, and their versions."""
-        held = list(op.held())
-        if held:
-            op.versions = tuple([version(x) for x in held])
-            for x in held:
-                self._holders.setdefault(storage_id(x), []).append(op)
+    def _hold(self, op: Op, sources: tuple) -> None:
+        """Note the versions of the tensors that an op keeps, and that it keeps its sources' results."""
+        op.note_versions()
+        if op.inputs or op.needed:
+            for source in sources:
+                source.kept_by = (*source.kept_by, op)
 
     def _overwrite(self, x: Tensor, source: Op | None) -> None:
         """Before a linked tensor is written: nobody else may see it, and ops that keep it get a copy."""
         storage = storage_id(x)
         if source is None or source.family == "input" or is_view(x) or storage in self._shared:
             raise Unlinked("an in-place call on shared values")
-        for op in self._holders.pop(storage, ()):
+        for op in (source, *source.kept_by):
+            if not op.versions:
+                continue
             if op.overwritten():
                 raise Unlinked(f"a value that {op.name} needs was modified out of sight")
             op.inputs = tuple([_unshared(each, storage) for each in op.inputs])
@@ -480,8 +478,11 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
         fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
         return Linear(x, weight) if fits else None
     if family == "batch_norm":
-        variance, weight, eps = (op.argument(name) for name in ("running_var", "weight", "eps"))
-        trains = op.argument("training") or op.name == "instance_norm"
+        if len(args) == 8 and op.spec.spelling is F.batch_norm:  # as the modules write it
+            variance, weight, trains, eps = args[2], args[3], args[5], args[7]
+        else:
+            variance, weight, eps = (op.argument(name) for name in ("running_var", "weight", "eps"))
+            trains = op.argument("training") or op.name == "instance_norm"
         if not isinstance(variance, Tensor) or trains or x.dim() < 2:
             return None
         return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)

@@ -21,7 +21,7 @@ from rectgrad.engine.backward import (
 )
 from rectgrad.engine.bridge import BridgedPass, BridgeRecorder, unsupported
 from rectgrad.engine.diagnose import check_finite, check_inputs, warn_if_incomplete, warn_if_nothing_passed
-from rectgrad.engine.op import Rules, per_sample
+from rectgrad.engine.op import Rules, as_rule, per_sample
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
 from rectgrad.engine.torch_private import map_tensors
@@ -46,13 +46,17 @@ class Plan:
     def of(cls, method: Any) -> Plan:
         return cls(
             type(method).__name__,
-            method.rules(),
+            {family: as_rule(rule) for family, rule in method.rules().items()},
             method.rectifies,
             method.thresholds,
             method.decompose,
             method.facts,
             method.per_sample,
         )
+
+
+class NeedsOrdinaryCallError(Exception):
+    """A replay found something that deserves the warnings or the error of an ordinary call."""
 
 
 NO_RULES = Plan("saliency", {})
@@ -75,6 +79,9 @@ class Request:
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
     checked: bool = False  # whether the inputs are known to be finite
     bridged: bool = False  # the recorder could not link this request
+    unmixed: bool = False  # it is known that no activation mixes the samples
+    suspicions: list[Tensor] | None = None  # in a capture: flags, instead of warnings and errors
+    graph: Any = None  # a captured pass of the method, to replay
     last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
 
@@ -174,8 +181,8 @@ class Request:
         decompose = ANYTHING if whole else plan.decompose
         plain = foreign_modes() > 0
         try:
-            recorder = BridgeRecorder(None if everything else families, decompose, plain=plain, named=named)
-            return BridgedPass(self, recorder)
+            bridging = BridgeRecorder(None if everything else families, decompose, plain=plain, named=named)
+            return BridgedPass(self, bridging)
         except Refused as error:
             if plan.rules or whole:
                 raise unsupported(plan.name, str(error)) from None
@@ -183,6 +190,8 @@ class Request:
 
     def backward(self, method: Any) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample if the batch is mixed."""
+        if self.graph is not None:
+            return self._replayed()
         plan = Plan.of(method)
         passed = self.passed or self.recording(plan)
         try:
@@ -195,6 +204,19 @@ class Request:
                 passed.close()
         return replace(self, passed=None, bridged=True)._handed_back(self, method)
 
+    def _replayed(self) -> Maps:
+        assert isinstance(self.settled, targets.Picked | targets.Given)
+        index = self.settled.index if isinstance(self.settled, targets.Picked) else None
+        found = self.graph.run(self.inputs, index)
+        if found is None:
+            raise NeedsOrdinaryCallError
+        raw, self.answer = found
+        return raw
+
+    def recording_of(self, method: Any) -> Pass:
+        """A forward pass for a method."""
+        return self.recording(Plan.of(method))
+
     def _handed_back(self, to: Request, method: Any) -> Maps:
         maps = self.backward(method)
         to.last, to.answer, to.settled = self.last, self.answer, self.settled
@@ -203,6 +225,8 @@ class Request:
     def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
         """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
         completeness error: the sum of the finished map minus the difference of the scores."""
+        if self.graph is not None:
+            return self._replayed()
         plan, resolved = Plan.of(method), self.resolved()
         try:
             return self._from_baseline(method, plan, resolved, baseline, finish)
@@ -223,6 +247,7 @@ class Request:
         if type(passed) is not type(reference):
             raise Unlinked("only one of the two passes could be recorded")
         try:
+            resolved = resolved.at(passed.outputs)
             baseline_scores = reference.scores(resolved)
             scores = passed.scores(resolved)
             pair(passed, reference)
@@ -239,7 +264,7 @@ class Request:
         return raw
 
     def _answered(self, method: Any, plan: Plan, passed: Pass) -> Maps:
-        if plan.per_sample and self.n > 1 and mixes_samples(self, passed):
+        if plan.per_sample and self.n > 1 and not self.unmixed and mixes_samples(self, passed):
             if self.settled is None and not callable(self.target):
                 self.resolved(passed.outputs)
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
@@ -247,7 +272,8 @@ class Request:
         with passed.lock:
             passed.adopt(self.region)
             try:
-                return self.finish(method, plan, passed, passed.scores(self.resolved(passed.outputs)))
+                target = self.resolved(passed.outputs).at(passed.outputs)
+                return self.finish(method, plan, passed, passed.scores(target))
             finally:
                 passed.forget()
 
@@ -257,7 +283,7 @@ class Request:
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         self.last = passed
         maps = passed.backward(plan, scores, once=self.passed is None, observe=self.observe)
-        if self.region is not None and maps[0].is_cuda:
+        if self.region is not None and maps[0].is_cuda and self.suspicions is None:
             self.region.settle()  # while the device is at work
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)

@@ -45,6 +45,10 @@ class Picked:
 
     index: Tensor
 
+    def at(self, outputs: Any) -> Picked:
+        """The classes, once the outputs are known."""
+        return self
+
     def __call__(self, outputs: Any) -> Tensor:
         return pick(logits(outputs), self.index)
 
@@ -62,11 +66,25 @@ class Picked:
 
 
 @dataclass(frozen=True)
+class Open(Picked):
+    """One class for each sample, or -1 for the largest output: which one is seen when there are outputs."""
+
+    def at(self, outputs: Any) -> Picked:
+        scores = logits(outputs)
+        if scores.dim() == 1:
+            return self
+        return Picked(torch.where(self.index < 0, scores.detach().argmax(1), self.index))
+
+
+@dataclass(frozen=True)
 class Given:
     """A callable target for n samples."""
 
     target: Any
     n: int
+
+    def at(self, outputs: Any) -> Given:
+        return self
 
     def __call__(self, outputs: Any) -> Tensor:
         return _checked(self.target, outputs, self.n)

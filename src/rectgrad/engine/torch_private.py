@@ -218,7 +218,10 @@ _version: Callable[[Tensor], int] = _choose(
 
 def version(x: Tensor) -> int:
     """How often a tensor was written. Inference tensors are not counted: they cannot be written elsewhere."""
-    return 0 if x.is_inference() else _version(x)
+    try:
+        return _version(x)
+    except RuntimeError:
+        return 0
 
 
 def _knows_views(is_view: Callable[[Tensor], bool]) -> bool:
@@ -259,7 +262,7 @@ def _sees_hooks(top: Callable[[], Any]) -> bool:
     return inside is not None and inside != top()
 
 
-# The innermost hooks for saved tensors. Older versions cannot tell (before torch 2.8): then they always may be.
+# The innermost hooks for saved tensors. Older versions cannot tell: there may always be some.
 saved_tensor_hooks: Callable[[], Any] = _choose(
     "ask for the hooks of saved tensors",
     _sees_hooks,

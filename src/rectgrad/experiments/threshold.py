@@ -8,8 +8,7 @@ paper only speculates that tau is near 0 from q = 20 to 80.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +58,6 @@ class Watching(RectGrad):
         return {f: self._noting(r) if f in ops.RECTIFIERS else r for f, r in super().rules().items()}
 
     def _noting(self, rule: Rule) -> Rule:
-        @functools.wraps(rule)
         def noting(op: Op, R: Tensor) -> Any:
             rows = score(op, R).reshape(op.batch, -1)
             largest = rows.amax(1).clamp(min=1e-30)
@@ -68,7 +66,7 @@ class Watching(RectGrad):
             )
             return rule(op, R)
 
-        return noting
+        return replace(rule, apply=noting)
 
 
 def run(lab: Lab) -> dict[str, Any]:

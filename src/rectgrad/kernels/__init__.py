@@ -52,7 +52,12 @@ def chosen() -> str:
 
 def backend_of(x: Tensor) -> Backend:
     """The backend for tensors like x."""
-    return _backend(x.device.type, chosen())
+    return backend_for(x.device.type)
+
+
+def backend_for(device: str) -> Backend:
+    """The backend for a type of device."""
+    return _backend(device, chosen())
 
 
 @functools.lru_cache(maxsize=64)

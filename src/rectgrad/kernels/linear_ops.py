@@ -6,6 +6,7 @@ Each takes tensors and numbers: the engine reads them from a call's arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -32,20 +33,20 @@ class Weight:
     __slots__ = ("_value", "_version")
 
     def __init__(self, value: Tensor | None) -> None:
-        if value is not None and (value.is_neg() or value.is_conj()):
-            value = value.resolve_neg().resolve_conj()  # kernels read the memory as it is
         self._value, self._version = value, _version(value)
 
     @property
     def value(self) -> Any:
-        value = self._value
-        if _version(value) != self._version:
+        if _version(self._value) != self._version:
             raise RuntimeError("a weight was modified by an inplace operation")
-        return value
+        return self._value
 
 
 def _version(value: Tensor | None) -> int:
-    return 0 if value is None or value.is_inference() else value._version
+    try:
+        return 0 if value is None else value._version
+    except RuntimeError:  # an inference tensor, which cannot be written elsewhere
+        return 0
 
 
 class Geometry(NamedTuple):
@@ -71,17 +72,22 @@ def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, 
 class Conv:
     """y = x * weight; the gradient needs the shape and the layout of x, not its values."""
 
-    __slots__ = ("_given", "_strides", "_weight", "shape")
+    __slots__ = ("_strides", "_weight", "geometry", "shape")
 
     def __init__(self, x: Tensor, weight: Tensor, given: tuple) -> None:
         """given: stride, padding (not "same"), dilation and groups, as in the call."""
         self.shape, self._strides = x.shape, x.stride()
-        self._weight, self._given = Weight(weight), given
+        self._weight = Weight(weight)
+        try:
+            self.geometry = geometry(weight.shape[2:], *given)
+        except TypeError:  # lists
+            self.geometry = geometry(weight.shape[2:], *(tuple(v) if type(v) is list else v for v in given))
 
-    @property
-    def geometry(self) -> Geometry:
-        given = [tuple(value) if type(value) is list else value for value in self._given]
-        return geometry(self._weight.value.shape[2:], *given)
+    def merges(self, norm: Scale) -> bool:
+        """Whether a batch norm's scale should go into the weights: its gradient is several times as large."""
+        weight = self._weight.value
+        usual = weight.dtype is torch.float32 and not weight.is_neg()
+        return usual and weight.numel() * 4 < self.shape.numel() and norm.merges
 
     def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
         if type(R) is Sparse and norm is None:
@@ -93,8 +99,8 @@ class Conv:
     def _dense(self, R: Tensor, norm: Scale | None) -> Tensor:
         kernel, stride, padding, dilation, groups = self.geometry
         weight = self._weight.value if norm is None else norm.times(self._weight.value)
-        if R.is_cuda and groups == 1:  # the same kernels, with less overhead
-            left = _left_over(tuple(self.shape[2:]), tuple(R.shape[2:]), self.geometry)
+        if groups == 1 and R.is_cuda:  # the same kernels, with less overhead
+            left = _left_over(self.shape[2:], R.shape[2:], self.geometry)
             return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
         like = R.new_empty_strided((len(R), *self.shape[1:]), self._strides)  # the layout of x, not read
         mask, none = (True, False, False), (0,) * len(kernel)
@@ -186,7 +192,7 @@ class Scale:
     def merges(self) -> bool:
         """Whether `times` has a kernel for these weights."""
         values = (self._variance.value, self._weight.value)
-        return all(x is None or (x.is_cuda and x.dtype is torch.float32) for x in values)
+        return all(x is None or (x.is_cuda and x.dtype is torch.float32 and not x.is_neg()) for x in values)
 
     def times(self, weight: Tensor) -> Tensor:
         """A convolution's weights, each times the scale of its output channel."""
@@ -244,9 +250,21 @@ class AvgPool:
         return out, None
 
 
-@lru_cache(maxsize=512)
+# Small tensors that many calls share. A captured graph holds on to those it reads.
+constants: dict[Any, Tensor] = {}
+
+
+def _constant(key: Any, make: Callable[[], Tensor]) -> Tensor:
+    found = constants.get(key)
+    if found is None:
+        if len(constants) > 512:
+            constants.clear()
+        found = constants[key] = make()
+    return found
+
+
 def _zeros(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(n, dtype=dtype, device=device)
+    return _constant((n, dtype, device), lambda: torch.zeros(n, dtype=dtype, device=device))
 
 
 def _plain(x: Tensor) -> bool:
@@ -254,13 +272,14 @@ def _plain(x: Tensor) -> bool:
 
 
 def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:
-    """R times 1 inside the region and 0 outside: values there that are not finite stay so, and are noticed."""
+    """R times 1 inside the region and 0 outside: what is not finite there stays so, and is noticed."""
     if within is None:
         return R
-    return R * _ones_within(tuple(R.shape[-len(within) :]), within, R.dtype, R.device)
+    size = tuple(R.shape[-len(within) :])
+    mask = _constant((size, within, R.dtype, R.device), lambda: _ones_within(size, within, R.dtype, R.device))
+    return R * mask
 
 
-@lru_cache(maxsize=512)
 def _ones_within(size: tuple[int, ...], within: Region, dtype: torch.dtype, device: torch.device) -> Tensor:
     mask = torch.zeros(size, dtype=dtype, device="cpu")
     mask[tuple(slice(first, last) for first, last in within)] = 1

@@ -88,6 +88,7 @@ class Reference:
         sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
         score = SCORES[rule](wide(a), wide(R))
         if k is None:
+            assert tau is not None
             return torch.where(score > tau, R, 0)
         each = score.reshape(rows, -1)
         passes = each > self.smallest(each, k).unsqueeze(1)

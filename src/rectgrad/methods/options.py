@@ -47,8 +47,9 @@ def _field(method: Any, name: str) -> Any:
 def check(method: Any) -> None:
     """Every field against its declared type, range and choices."""
     for each in fields(method):
-        kind = str(each.type).removesuffix(" | None")
-        if getattr(method, each.name) is None and kind != each.type:
+        declared = each.type.__name__ if isinstance(each.type, type) else str(each.type)
+        kind = declared.removesuffix(" | None")
+        if getattr(method, each.name) is None and kind != declared:
             continue
         checker = _CHECKS.get(kind)
         if checker is not None:

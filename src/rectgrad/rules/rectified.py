@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad import kernels, ops
+from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
 from rectgrad.kernels.reference import SCORES, percentile, rank
 from rectgrad.rules.padding import passing_region
@@ -51,8 +51,7 @@ def rectified(
             return _written_out(op, R)
         k = None if tau is not None else rank(R.numel() // op.batch, q)
         within = passing_region(op.facts.conv) if op.facts.conv is not None else None
-        backend = kernels.backend_of(op.output)
-        return backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums, within)
+        return op.backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums, within)
 
     def _written_out(op: Op, R: Tensor) -> Tensor:
         op.state.report(R)

@@ -411,7 +411,7 @@ def test_failures_and_remarks_are_told_once(run, monkeypatch):
     def doomed(*_):
         raise RuntimeError("no [rule] for this. And more")
 
-    monkeypatch.setattr(comparison.peers, "idle", lambda name, *_: name == "Saliency")
+    monkeypatch.setattr(comparison.peers, "has_no_effect", lambda name, *_: name == "Saliency")
     monkeypatch.setattr("rectgrad.bench.contenders.naive", lambda *_: doomed)
     options = ("--pixels", "32", "--rounds", "1", "--method", "rectgrad", "--method", "saliency")
     status, out, _ = run(*options)

@@ -808,7 +808,7 @@ def test_a_memory_efficient_swish_is_refused(method: str) -> None:
 def test_a_recurrent_network_with_relu_is_refused(method: str) -> None:
     case = Case(partial(Recurrent, nn.RNN, nonlinearity="relu"), tokens)
     model, inputs, kwargs = prepared(case)
-    with pytest.raises(UnsupportedModelError, match="an nn.RNN with ReLU"):
+    with pytest.raises(UnsupportedModelError, match=r"an nn\.RNN with ReLU"):
         maps(model, inputs, method, case, kwargs)
 
 

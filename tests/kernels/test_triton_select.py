@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rectgrad.kernels import cuda
-from rectgrad.kernels.reference import percentile
-from rectgrad.rules.rectified import SCORES
+from rectgrad.kernels.reference import SCORES, Reference, percentile
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip(
@@ -170,7 +169,7 @@ def test_a_row_of_nan_ends():
 
 
 def plain(a, R, rows, k, rule):
-    """The rule as rules/rectified.py writes it."""
+    """The rule as the paper writes it."""
     s = SCORES[rule](a.float(), R.float())
     tau = s.reshape(rows, -1).kthvalue(k, dim=1).values
     return torch.where(s > tau.reshape(-1, *[1] * (s.dim() - 1)), R, 0)
@@ -272,6 +271,67 @@ def test_rectify_is_the_plain_rule_for_every_rule_and_type(rule, dtype):
         same(cuda.rectify(a, R, shape[0], k, rule), plain(a, R, shape[0], k, rule))
         expected = torch.where(SCORES[rule](a.float(), R.float()) > 0.3, R, 0)
         same(cuda.rectify_constant(a, R, 0.3, rule), expected)
+
+
+BACKEND = cuda.Cuda()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rule", SCORES)
+@pytest.mark.parametrize("k", [100, None])
+def test_the_backend_is_the_reference(rule, dtype, k):
+    """float64, which has no kernel, included."""
+    a, R = (x.to(dtype) for x in pair(channels_last, slice_of_channels_last, (2, 5, 5, 6)))
+    tau = None if k else 0.3
+    sums = []
+    result = BACKEND.rectify(a, R, 2, k, tau, rule, sums)
+    same(result, Reference().rectify(a, R, 2, k, tau, rule, []))
+    assert all(bool(torch.isfinite(each)) for each in sums)
+    if dtype is torch.float32:
+        score = R.flatten(1)
+        assert torch.equal(BACKEND.smallest(score, 100), Reference().smallest(score, 100))
+    assert torch.equal(BACKEND.smallest(R.double().flatten(1), 7), R.double().flatten(1).kthvalue(7).values)
+
+
+def test_the_layers_of_a_pass_share_one_number():
+    """It says at the end whether all arriving gradients were finite, without one wait for each."""
+    a, R = pair(contiguous, contiguous, (2, 5, 3, 4))
+    sums = []
+    for k in (3, 10, None):
+        BACKEND.rectify(a, R, 2, k, 0.1, "PR1", sums)
+    assert len(sums) == 1
+    assert bool(sums[0].isfinite())
+    BACKEND.rectify(a, R.clone().fill_(torch.inf), 2, 3, None, "PR1", sums)
+    BACKEND.rectify(a, R, 2, 3, None, "PR1", sums)
+    assert len(sums) == 1
+    assert not bool(sums[0].isfinite())
+    BACKEND.rectify(a.double(), R.double(), 2, 3, None, "PR1", sums)
+    BACKEND.rectify(a, R, 2, 3, None, "PR1", sums)
+    assert len(sums) == 3
+
+
+@pytest.mark.parametrize("layout", [contiguous, channels_last])
+def test_the_backend_masks_what_it_says_it_masks(layout):
+    a, R = pair(layout, contiguous, (2, 5, 6, 7))
+    assert BACKEND.masks(a)
+    within = ((1, 5), (0, 6))
+    mask = torch.zeros(6, 7, device=DEVICE)
+    mask[1:5, :6] = 1
+    for k, tau in ((150, None), (None, 0.2)):
+        result = BACKEND.rectify(a, R, 2, k, tau, "PR1", [], within)
+        same(result, Reference().rectify(a, R, 2, k, tau, "PR1", []) * mask)
+    assert not BACKEND.masks(a.flatten(1))
+    assert not BACKEND.masks(a.double())
+    assert not BACKEND.masks(a.transpose(2, 3))
+
+
+def test_a_negative_bit():
+    """Kernels read the memory as it is."""
+    a, R = pair(contiguous, contiguous, (2, 5, 6, 7))
+    for x, y in ((torch._neg_view(-a), R), (a, torch._neg_view(-R))):
+        same(BACKEND.rectify(x, y, 2, 150, None, "PR1", []), plain(a, R, 2, 150, "PR1"))
+        same(BACKEND.rectify(x, y, 2, None, 0.2, "PR1", []), torch.where(a * R > 0.2, R, 0))
+    assert torch.equal(BACKEND.smallest(torch._neg_view(-R).flatten(1), 7), R.flatten(1).kthvalue(7).values)
 
 
 def test_only_what_exceeds_tau_passes():

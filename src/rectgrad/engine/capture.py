@@ -1,0 +1,228 @@
+"""Capture: the forward and the backward pass of a model as one CUDA graph, for many inputs of one shape.
+
+A graph replays the kernels of one pass on other values: the model's Python does not run again. So everything
+that could make a replay wrong is checked: at capture that the graph agrees with an ordinary call, at every
+call that the inputs and the model are the ones it was captured for, and in the graph itself that nothing
+needs an ordinary call's warnings and errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad.engine import target as targets
+from rectgrad.engine.backward import Maps, RecordedPass
+from rectgrad.engine.op import UnsupportedModelError
+from rectgrad.engine.preserve import modules_in
+from rectgrad.engine.request import NeedsOrdinaryCallError, Request, mixes_samples
+from rectgrad.kernels.linear_ops import constants
+
+
+class StaleCaptureError(RuntimeError):
+    """The inputs or the model are not the ones that a capture was made for."""
+
+
+class Guard:
+    """The shape, type and device of the inputs, and the weights and training flags of the model."""
+
+    def __init__(self, model: Any, inputs: Maps) -> None:
+        self._inputs = [_kind(x) for x in inputs]
+        self._modules = [module for root in modules_in(model) for module in root.modules()]
+        self._flags = [module.training for module in self._modules]
+        self._tensors = [
+            (held, name, x, x.data_ptr())
+            for module in self._modules
+            for held in (module._parameters, module._buffers)
+            for name, x in held.items()
+            if x is not None
+        ]
+
+    def check(self, inputs: Maps) -> None:
+        for x, kind in zip(inputs, self._inputs, strict=True):
+            if _kind(x) != kind:
+                raise StaleCaptureError(
+                    f"captured for {_words(kind)}, not for {_words(_kind(x))}; capture again"
+                )
+        if [module.training for module in self._modules] != self._flags:
+            raise StaleCaptureError(
+                "the model's training flag has changed since it was captured; capture again"
+            )
+        for held, name, x, address in self._tensors:
+            if held.get(name) is not x or x.data_ptr() != address:
+                raise StaleCaptureError(
+                    f"the weight {name!r} was replaced since it was captured; capture again"
+                )
+
+
+def _stale(reason: str) -> StaleCaptureError:
+    return StaleCaptureError(f"{reason}; capture the model again")
+
+
+def _kind(x: Tensor) -> tuple[Any, ...]:
+    return tuple(x.shape), x.dtype, x.device
+
+
+def _words(kind: tuple[Any, ...]) -> str:
+    shape, dtype, device = kind
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+
+
+class PassGraph:
+    """One CUDA graph of a method's forward and backward pass."""
+
+    def __init__(self, request: Request, method: Any) -> None:
+        self._inputs = tuple(x.detach().clone() for x in request.inputs)
+        device = self._inputs[0].device
+        self._index = torch.full((request.n,), -1, dtype=torch.long, device=device)
+        self._open = not callable(request.target)
+        settled = targets.Open(self._index) if self._open else request.resolved()
+        self._request = replace(request, inputs=self._inputs, settled=settled, target=None, unmixed=True)
+        self._last: Any = None
+        self._stream = torch.cuda.Stream(device)
+        self._capture(lambda: self._pass(method))
+
+    def _pass(self, method: Any) -> tuple[Maps, Tensor, Tensor]:
+        """The raw maps, the outputs, and whether something calls for an ordinary call."""
+        request = replace(self._request, suspicions=[])
+        raw = method.raw(request)
+        if not isinstance(request.last, RecordedPass):
+            raise UnsupportedModelError("it needs the autograd bridge")
+        assert request.suspicions is not None
+        assert request.answer is not None
+        return raw, request.answer, torch.stack(request.suspicions).any()
+
+    def _capture(self, work: Callable[[], tuple[Maps, Tensor, Tensor]]) -> None:
+        from rectgrad.kernels.cuda import one_scratch
+
+        device = self._inputs[0].device
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for _ in range(3):  # kernels are compiled and chosen, constants are made
+                work()
+            self._constants = tuple(constants.values())  # a graph reads them as long as it lives
+            torch.cuda.synchronize(device)
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                with one_scratch():
+                    self._raw, self._outputs, self._suspicious = work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the cause is reported, not its consequence
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream(device).wait_stream(self._stream)
+        self._graph = graph
+
+    def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor] | None:
+        """The raw maps and the outputs for other inputs; None if an ordinary call is needed."""
+        stream = torch.cuda.current_stream(self._inputs[0].device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        with torch.no_grad():
+            for place, x in zip(self._inputs, inputs, strict=True):
+                place.copy_(x)
+            if self._open:
+                self._index.fill_(-1) if index is None else self._index.copy_(index)
+            self._graph.replay()
+            raw, outputs = tuple(x.clone() for x in self._raw), self._outputs.clone()
+        return None if bool(self._suspicious) else (raw, outputs)
+
+
+class Captured:
+    """A captured model: `captured(inputs, target=None)` gives the maps. Made by `rectgrad.capture`."""
+
+    def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Maps]) -> None:
+        """ordinary: (inputs, target) -> maps, by an ordinary call."""
+        self._method, self._ordinary, self._target = method, ordinary, request.target
+        self._request = request
+        self._guard = Guard(request.model, request.inputs)
+        self._lock = threading.Lock()
+        self._graph: PassGraph | None = None
+        if request.region is not None and request.region.trains:
+            raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
+        inner = method
+        while hasattr(inner, "over"):
+            inner = inner.over
+        if request.inputs[0].is_cuda and inner.runs_model and request.n:
+            self._graph = self._made(inner)
+
+    def _made(self, method: Any) -> PassGraph:
+        request = self._request
+        passed = request.recording_of(method)
+        if request.n > 1 and method.per_sample and mixes_samples(request, passed):
+            raise UnsupportedModelError("the model cannot be captured: it folds other things into the batch")
+        try:
+            return PassGraph(request, method)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"the model cannot be captured: {error}") from None
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UnsupportedModelError(
+                "the model cannot be captured: its control flow depends on values, or it waits for the "
+                f"device ({reason})"
+            ) from error
+
+    @property
+    def replays(self) -> bool:
+        """Whether a graph replays; False for an ordinary call behind the same checks."""
+        return self._graph is not None
+
+    def maps(self, inputs: Maps, target: Any) -> Maps:
+        self._guard.check(inputs)
+        if callable(self._target) and target is not None:
+            raise ValueError("the target was given at capture and is fixed; leave it out")
+        with self._lock:
+            found = self._replayed(inputs, target) if self._graph is not None else None
+        return (
+            found if found is not None else self._ordinary(inputs, self._target if target is None else target)
+        )
+
+    def _replayed(self, inputs: Maps, target: Any) -> Maps | None:
+        assert self._graph is not None
+        given = self._target if target is None else target
+        index = None
+        if given is not None and not callable(given):
+            index = targets.indices(self._graph._outputs, given, len(inputs[0]))
+        if self._method.one_backward:
+            found = self._graph.run(inputs, index)
+            return None if found is None else self._method.finish(found[0], inputs)
+        return self._averaged(inputs, index)
+
+    def _averaged(self, inputs: Maps, index: Tensor | None) -> Maps | None:
+        """An average: the inner method's graph at every point."""
+        assert self._graph is not None
+        if index is None and not callable(self._target):
+            found = self._graph.run(inputs, None)
+            if found is None:
+                return None
+            index = targets.indices(found[1], None, len(inputs[0]))
+        settled = self._request.resolved() if index is None else targets.Picked(index)
+        request = replace(
+            self._request, inputs=inputs, settled=settled, target=None, graph=self._graph, region=None
+        )
+        try:
+            return self._method.maps(request)
+        except NeedsOrdinaryCallError:
+            return None
+
+    def release(self) -> None:
+        """Free the memory of the graph; calls are ordinary ones from then on."""
+        self._graph = None
+
+
+def close_to(maps: Maps, expected: Maps) -> float:
+    """The largest difference, as a share of the expected maps' largest value."""
+    worst = 0.0
+    for a, b in zip(maps, expected, strict=True):
+        scale = float(b.abs().max())
+        worst = max(worst, float((a - b).abs().max()) / scale if scale else float((a != b).any()))
+    return worst

@@ -1,0 +1,28 @@
+"""timm, torchvision, transformers and huggingface_hub, played by the small packages in standins/."""
+
+import sys
+
+import pytest
+from model_helpers import PACKAGES, STANDINS
+
+from rectgrad.models import (
+    ImageModel,
+    load,
+)
+
+
+@pytest.fixture
+def standins(monkeypatch):
+    """The stand-in packages in place of the real ones, gone again afterwards."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES}
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(STANDINS)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def lite0() -> ImageModel:
+    return load()

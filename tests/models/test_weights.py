@@ -1,0 +1,87 @@
+"""Files of weights: nothing in them runs, and what is wrong with one is said."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from model_helpers import one_line
+
+from rectgrad.models import (
+    CifarCNN,
+    ModelUnavailableError,
+    load,
+)
+
+# Files of weights
+
+
+class Trap:
+    """A pickle that would write a file when loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def refused(path, match) -> str:
+    with pytest.raises(ModelUnavailableError, match=match) as error:
+        load("cifar10_cnn", weights=path)
+    assert str(path) in one_line(error)
+    return one_line(error)
+
+
+def test_pickles_that_run_code_are_refused(tmp_path):
+    file, sprung = tmp_path / "trap.pt", tmp_path / "sprung"
+    for save in (torch.save, lambda x, path: path.write_bytes(pickle.dumps(x))):
+        save({"conv1.weight": Trap(sprung)}, file)
+        assert "state_dict()" in refused(file, "could run code")
+        assert not sprung.exists()
+    torch.save(CifarCNN(), file)
+    refused(file, "could run code")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+def test_damaged_files_are_refused(tmp_path, suffix):
+    file = tmp_path / f"cnn{suffix}"
+    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    save(CifarCNN().state_dict(), file)
+    whole = file.read_bytes()
+    for content in (b"", b"garbage", b"x" * 5000, whole[:100], whole[: len(whole) // 2], whole[:-30]):
+        file.write_bytes(content)
+        refused(file, "damaged, truncated, or not")
+
+
+def test_other_files_are_refused(tmp_path):
+    refused(tmp_path / "none.pt", "no such file")
+    refused(tmp_path, "no such file")
+    for i, content in enumerate([torch.zeros(3), {"conv1.weight": 3}, [1, 2]]):
+        torch.save(content, tmp_path / f"{i}.pt")
+        refused(tmp_path / f"{i}.pt", "does not contain a state dict")
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    state = CifarCNN().state_dict()
+    state["dense2.weight"] = torch.zeros(7, 256)
+    state["head.weight"] = torch.zeros(1)
+    for key in ("conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias"):
+        del state[key]
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(ValueError) as error:
+        load("cifar10_cnn", weights=tmp_path / "w.pt")
+    message = one_line(error)
+    assert "missing: conv1.weight, conv1.bias, conv2.weight and 1 more" in message
+    assert "unexpected: head.weight" in message
+    assert "dense2.weight is 7×256 for 10×256" in message
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_training_checkpoints_are_understood(tmp_path, key):
+    made = CifarCNN()
+    state = {f"module.{name}": value for name, value in made.state_dict().items()}
+    torch.save({key: state, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "w.pt")
+    model = load("cifar10_cnn", weights=tmp_path / "w.pt")
+    assert torch.equal(model.module.dense1.weight, made.dense1.weight)
