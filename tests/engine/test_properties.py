@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import rectgrad
 from networks import unsettle
 from reference import reference_attribute, tau_of
-from test_preserve import untouched
+from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore:the map of sample")  # a small layer at a high q
 

@@ -5,10 +5,7 @@ import sys
 import pytest
 from model_helpers import PACKAGES, STANDINS
 
-from rectgrad.models import (
-    ImageModel,
-    load,
-)
+from rectgrad.models import ImageModel, load
 
 
 @pytest.fixture

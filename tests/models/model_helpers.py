@@ -7,12 +7,10 @@ from PIL import Image
 from torch import nn
 
 import rectgrad
-from rectgrad.models import (
-    ImageModel,
-)
+from rectgrad.models import ImageModel
 
-ROOT = Path(__file__).parents[1]
-STANDINS = Path(__file__).parent / "standins"
+ROOT = Path(__file__).parents[2]
+STANDINS = Path(__file__).parents[1] / "standins"
 PACKAGES = "timm", "torchvision", "transformers", "huggingface_hub"
 
 

@@ -17,14 +17,7 @@ from torch import nn
 import rectgrad
 from rectgrad import data, training
 from rectgrad.experiments import patch
-from rectgrad.models import (
-    CifarCNN,
-    EfficientNetLite0,
-    InceptionV4,
-    ModelUnavailableError,
-    builtin,
-    load,
-)
+from rectgrad.models import CifarCNN, EfficientNetLite0, InceptionV4, ModelUnavailableError, builtin, load
 
 # EfficientNet-Lite0
 

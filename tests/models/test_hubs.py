@@ -10,11 +10,7 @@ from model_helpers import PACKAGES, one_line
 from PIL import Image
 
 import rectgrad
-from rectgrad.models import (
-    MODELS,
-    ModelUnavailableError,
-    load,
-)
+from rectgrad.models import MODELS, ModelUnavailableError, load
 
 # Other packages
 

@@ -7,11 +7,7 @@ import torch
 from model_helpers import model_of, one_line
 from PIL import Image
 
-from rectgrad.models import (
-    CifarCNN,
-    ModelUnavailableError,
-    load,
-)
+from rectgrad.models import CifarCNN, ModelUnavailableError, load
 
 # Pictures in
 

@@ -8,11 +8,7 @@ import safetensors.torch
 import torch
 from model_helpers import one_line
 
-from rectgrad.models import (
-    CifarCNN,
-    ModelUnavailableError,
-    load,
-)
+from rectgrad.models import CifarCNN, ModelUnavailableError, load
 
 # Files of weights
 

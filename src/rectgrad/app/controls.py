@@ -9,10 +9,9 @@ import gradio as gr
 
 from rectgrad.app import query
 from rectgrad.app.service import QS
-from rectgrad.cli.options import type_of
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, title_of
-from rectgrad.methods.options import choices_of, help_of
+from rectgrad.methods.options import choices_of, help_of, type_of
 
 Key = tuple[str, str]  # class name of a method, field name
 

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from rectgrad.api import Record, record
 from rectgrad.explanation import check_labels
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, name_of
+from rectgrad.methods.options import type_of
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
@@ -39,8 +40,6 @@ Target = Annotated[str | None, typer.Option(help="Class to explain, index or nam
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
-
-_TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
 
 
 class Option(NamedTuple):
@@ -61,12 +60,6 @@ def method_options() -> dict[str, Option]:
             help_texts = {**known.help, text: [*known.help.get(text, []), name]}
             options[field.name] = Option(_common_type(known.type, kind), help_texts)
     return options
-
-
-def type_of(field: Field[Any]) -> type:
-    """The type of a field on the command line. Everything that is not a number or a flag is a string."""
-    declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-    return _TYPES.get(declared.removesuffix(" | None"), str)
 
 
 def _common_type(a: type, b: type) -> type:

@@ -44,12 +44,14 @@ class Guard:
             if x is not None
         ]
 
-    def check(self, inputs: Maps) -> None:
+    def check_inputs(self, inputs: Maps) -> None:
         for x, kind in zip(inputs, self._inputs, strict=True):
             if _kind(x) != kind:
                 raise StaleCaptureError(
                     f"captured for {_words(kind)}, not for {_words(_kind(x))}; capture again"
                 )
+
+    def check_model(self) -> None:
         if [module.training for module in self._modules] != self._flags:
             raise StaleCaptureError(
                 "the model's training flag has changed since it was captured; capture again"
@@ -77,8 +79,8 @@ def _words(kind: tuple[Any, ...]) -> str:
 class PassGraph:
     """One CUDA graph of a method's forward and backward pass."""
 
-    def __init__(self, request: Request, method: Any) -> None:
-        self._inputs = tuple(x.detach().clone() for x in request.inputs)
+    def __init__(self, request: Request, method: Any, guard: Guard) -> None:
+        self._guard, self._inputs = guard, tuple(x.detach().clone() for x in request.inputs)
         device = self._inputs[0].device
         self._index = torch.full((request.n,), -1, dtype=torch.long, device=device)
         self._open = not callable(request.target)
@@ -122,7 +124,8 @@ class PassGraph:
         self._graph = graph
 
     def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor] | None:
-        """The raw maps and the outputs for other inputs; None if an ordinary call is needed."""
+        """The raw maps and the outputs for other inputs; None if an ordinary call is needed. The model is
+        checked while the device is at work."""
         stream = torch.cuda.current_stream(self._inputs[0].device)
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
@@ -134,6 +137,7 @@ class PassGraph:
                 self._index.fill_(-1) if index is None else self._index.copy_(index)
             self._graph.replay()
             raw, outputs = tuple(x.clone() for x in self._raw), self._outputs.clone()
+        self._guard.check_model()
         return None if bool(self._suspicious) else (raw, outputs)
 
 
@@ -161,7 +165,7 @@ class Captured:
         if request.n > 1 and method.per_sample and mixes_samples(request, passed):
             raise UnsupportedModelError("the model cannot be captured: it folds other things into the batch")
         try:
-            return PassGraph(request, method)
+            return PassGraph(request, method, self._guard)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"the model cannot be captured: {error}") from None
         except RuntimeError as error:
@@ -177,9 +181,11 @@ class Captured:
         return self._graph is not None
 
     def maps(self, inputs: Maps, target: Any) -> Maps:
-        self._guard.check(inputs)
+        self._guard.check_inputs(inputs)
         if callable(self._target) and target is not None:
             raise ValueError("the target was given at capture and is fixed; leave it out")
+        if self._graph is None:
+            self._guard.check_model()
         with self._lock:
             found = self._replayed(inputs, target) if self._graph is not None else None
         return (

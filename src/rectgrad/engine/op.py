@@ -106,7 +106,6 @@ class Op:
     needed: tuple[Tensor, ...] = ()
     version = 0  # of the result when it was made
     versions: tuple[int, ...] = ()  # of the tensors kept
-    kept_by: tuple[Op, ...] = ()  # ops that keep this one's result
     _output: Tensor | None = None
     _local: Tensor | None = None
     _leaves: tuple[Tensor, ...] = ()

@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.failed = False  # a call raised: a model that catches it may have taken another path
         self.turned = False  # dimensions changed places through an attribute such as `.T`
         self._shared: set[int] = set()  # storages of more than one linked tensor
+        self._keeping: dict[int, list[Op]] = {}  # by an op's index, the ops that keep its result
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
@@ -149,6 +150,8 @@ class Recorder(TorchFunctionMode):
     def truncate(self, length: int) -> None:
         """Forget the ops after the first `length`."""
         del self.ops[length:]
+        for keeping in self._keeping.values():
+            keeping[:] = [op for op in keeping if op.index < length]
 
     # How calls are handled: one function for each kind of call.
 
@@ -424,14 +427,14 @@ class Recorder(TorchFunctionMode):
         op.note_versions()
         if op.inputs or op.needed:
             for source in sources:
-                source.kept_by = (*source.kept_by, op)
+                self._keeping.setdefault(source.index, []).append(op)
 
     def _overwrite(self, x: Tensor, source: Op | None) -> None:
         """Before a linked tensor is written: nobody else may see it, and ops that keep it get a copy."""
         storage = storage_id(x)
         if source is None or source.family == "input" or is_view(x) or storage in self._shared:
             raise Unlinked("an in-place call on shared values")
-        for op in (source, *source.kept_by):
+        for op in (source, *self._keeping.get(source.index, ())):
             if not op.versions:
                 continue
             if op.overwritten():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from typing import Any
 
 from torch import Tensor
@@ -44,10 +44,22 @@ def _field(method: Any, name: str) -> Any:
     return next(each for each in fields(method) if each.name == name)
 
 
+_TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
+
+
+def type_of(field: Field[Any]) -> type:
+    """The type of a field's values as people type them: what is no number and no flag is a string."""
+    return _TYPES.get(_declared(field).removesuffix(" | None"), str)
+
+
+def _declared(field: Field[Any]) -> str:
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+
+
 def check(method: Any) -> None:
     """Every field against its declared type, range and choices."""
     for each in fields(method):
-        declared = each.type.__name__ if isinstance(each.type, type) else str(each.type)
+        declared = _declared(each)
         kind = declared.removesuffix(" | None")
         if getattr(method, each.name) is None and kind != declared:
             continue

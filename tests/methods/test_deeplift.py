@@ -1,0 +1,55 @@
+"""DeepLIFT's maps sum to the difference of the scores, a sum that does not come from the engine."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from complete_networks import DEEPLIFT, between, noise_like, prepare
+from torch import Tensor, nn
+
+import rectgrad
+
+
+def deeplift_error(model: nn.Module, x: Tensor, baseline: float | Tensor, target: int) -> float:
+    """The largest |sum of a map - difference of scores|, in parts of that map's absolute sum."""
+    maps = rectgrad.attribute(model, x, "deeplift", target=target, baseline=baseline).double()
+    with torch.no_grad():
+        difference = (model(x) - model(torch.zeros_like(x) + baseline))[:, target].double()
+    assert difference.abs().min() > 0
+    return ((maps.flatten(1).sum(1) - difference).abs() / maps.abs().flatten(1).sum(1)).max().item()
+
+
+@pytest.mark.parametrize("name", DEEPLIFT)
+def test_deeplift_sums_to_the_difference(name):
+    model, x = prepare(DEEPLIFT[name])
+    for baseline in (0.0, 0.4, noise_like(x[:1]), noise_like(x)):
+        assert deeplift_error(model, x, baseline, target=1) < 1e-9
+
+
+@pytest.mark.parametrize("name", DEEPLIFT)
+def test_deeplift_sums_to_the_difference_in_float32(name):
+    model, x = prepare(DEEPLIFT[name], torch.float32)
+    for baseline in (0.0, noise_like(x)):
+        assert deeplift_error(model, x, baseline, target=2) < 1e-4
+
+
+INEXACT: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "power_of_data": ("pow", lambda x: (x.abs() + 0.5) ** (0.3 * x)),
+    "variance": ("var", lambda x: (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True) + 0.1).sqrt()),
+    "cumprod": ("cumprod", lambda x: x.cumprod(1)),
+    "logsumexp": ("logsumexp", lambda x: x - x.logsumexp(1, keepdim=True)),
+    "atan2": ("atan2", lambda x: torch.atan2(x[:, :3], x[:, 3:])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:DeepLIFT's map")
+@pytest.mark.parametrize("name", INEXACT)
+def test_an_op_without_an_exact_rule_is_listed(name):
+    """The trace names the op to blame for a wrong sum, and it alone."""
+    op, function = INEXACT[name]
+    model, x = prepare(lambda: between(function))
+    kept = rectgrad.record(model, x)
+    kept.attribute("deeplift", target=1)
+    plain, rows = kept.trace.plain(), zip(kept.trace.rows, kept.trace.layers(), strict=True)
+    exact = deeplift_error(model, x, 0.0, target=1) < 1e-9
+    assert {row.name for row, layer in rows if layer in plain} == (set() if exact else {op})

@@ -1,0 +1,211 @@
+"""Where epsilon-LRP's relevance goes: it sums to the score less what biases and epsilon absorbed, checked
+against sums that do not come from the engine."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from complete_networks import Apply, cnn, mlp, prepare, residual
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+import rectgrad
+
+# --- epsilon-LRP -------------------------------------------------------------------------------------------
+
+
+def relu_mlp() -> tuple[nn.Module, Tensor]:
+    return mlp(nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+
+
+def relu_cnn() -> tuple[nn.Module, Tensor]:
+    return cnn(nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2))
+
+
+def relu_resnet() -> tuple[nn.Module, Tensor]:
+    body = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1))
+    again = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6))
+    return cnn(nn.BatchNorm2d(6), nn.ReLU(), Apply(residual, body=body, again=again), nn.MaxPool2d(2))
+
+
+RELU_NETWORKS = [relu_mlp, relu_cnn, relu_resnet]
+
+
+def lrp(model: nn.Module, x: Tensor, **options) -> Tensor:
+    return rectgrad.attribute(model, x, "epsilon_lrp", target=1, **options)
+
+
+def shifts(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """For each layer its bias and the constant it adds to a linear map of its input."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            scale = module.weight / (module.running_var + module.eps).sqrt()
+            found.append((module.bias, (module.bias - scale * module.running_mean).detach()))
+        elif getattr(module, "bias", None) is not None:
+            found.append((module.bias, module.bias.detach()))
+    return found
+
+
+@pytest.mark.parametrize("build", RELU_NETWORKS)
+def test_lrp_and_what_shifts_absorb_sum_to_the_score(build):
+    """A ReLU network is linear around an input: score = input * gradient + shifts * their gradients."""
+    model, x = prepare(build)
+    for sample in x.split(1):
+        score = model(sample)[0, 1]
+        biases, constants = zip(*shifts(model), strict=True)
+        slopes = torch.autograd.grad(score, biases)
+        absorbed = sum((g * b).sum() for g, b in zip(slopes, constants, strict=True))
+        assert absorbed.abs() > 0.1 * score.abs()
+        torch.testing.assert_close(lrp(model, sample, epsilon=1e-12).sum() + absorbed, score.detach())
+
+
+@pytest.mark.parametrize("build", RELU_NETWORKS)
+def test_lrp_tends_to_gradient_times_input(build):
+    model, x = prepare(build)
+    limit = rectgrad.attribute(model, x, "gradient_x_input", target=1)
+    errors = [
+        ((lrp(model, x, epsilon=epsilon) - limit).abs().max() / limit.abs().max()).item()
+        for epsilon in (1e-1, 1e-4, 1e-7, 1e-10, 0)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.01
+    assert errors[-2] < 1e-6
+    assert errors[-1] < 1e-12
+
+
+@torch.no_grad()
+def lrp_by_hand(layers: nn.Sequential, x: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of linear layers and ReLUs, for output 1 of one sample: its relevance, what was absorbed, its score.
+
+    R_i = sum_j x_i w_ij R_j / (z_j + epsilon * sign(z_j)); a ReLU passes relevance as it is.
+    """
+    values = [x]
+    for layer in layers:
+        values.append(layer(values[-1]))
+    relevance = torch.zeros_like(values[-1])
+    relevance[1] = score = values[-1][1]
+    absorbed = torch.zeros_like(score)
+    for layer, a, z in reversed(list(zip(layers, values, values[1:], strict=False))):
+        if isinstance(layer, nn.Linear):
+            share = relevance / (z + epsilon * z.sign())
+            absorbed += (share * (layer.bias + epsilon * z.sign())).sum()
+            relevance = a * (share @ layer.weight)
+    return relevance, absorbed, score
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.05, 1.0])
+def test_lrp_layer_by_layer(epsilon):
+    model, x = prepare(relu_mlp)
+    for sample, given in zip(x, lrp(model, x, epsilon=epsilon), strict=True):
+        relevance, absorbed, score = lrp_by_hand(model, sample, epsilon)
+        torch.testing.assert_close(given, relevance)
+        torch.testing.assert_close(given.sum() + absorbed, score)
+
+
+# --- batch norm, folded into the layer before it or not ----------------------------------------------------
+
+
+def conv_norms() -> tuple[nn.Module, Tensor]:
+    strided = nn.Conv2d(6, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    return cnn(nn.BatchNorm2d(6), nn.ReLU(), *strided, nn.Conv2d(8, 8, 3, groups=4), nn.BatchNorm2d(8))
+
+
+def linear_norms() -> tuple[nn.Module, Tensor]:
+    return mlp(
+        nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 9, bias=False), nn.BatchNorm1d(9), nn.ReLU(),
+        nn.Linear(9, 9),
+    )  # fmt: skip
+
+
+def transposed_conv_norms() -> tuple[nn.Module, Tensor]:
+    up = nn.ConvTranspose2d(6, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU()
+    return cnn(nn.BatchNorm2d(6), nn.ReLU(), *up)
+
+
+def norms_in_blocks() -> tuple[nn.Module, Tensor]:
+    def block(self: Apply, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+    def conv_norm(kernel: int) -> list[nn.Module]:
+        return [nn.Conv2d(6, 6, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(6)]
+
+    blocks = [
+        Apply(
+            block,
+            body=nn.Sequential(*conv_norm(3), nn.ReLU(), *conv_norm(3)),
+            shortcut=nn.Sequential(*conv_norm(1)),
+        )
+        for _ in range(2)
+    ]
+    return cnn(nn.ReLU(), *blocks)
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """The same network with every batch norm that follows a layer of a Sequential put into its weights."""
+    model = copy.deepcopy(model)
+    for sequence in [m for m in model.modules() if isinstance(m, nn.Sequential)]:
+        for i, (layer, norm) in enumerate(zip(list(sequence), list(sequence)[1:], strict=False)):
+            if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
+                sequence[i], sequence[i + 1] = fuse(layer, norm), nn.Identity()
+    return model
+
+
+def fuse(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    if isinstance(layer, nn.Linear):
+        return fuse_linear_bn_eval(layer, norm)
+    return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, nn.ConvTranspose2d))
+
+
+@pytest.mark.parametrize("build", [conv_norms, linear_norms, transposed_conv_norms, norms_in_blocks])
+@pytest.mark.parametrize("method", ["epsilon_lrp", "deeplift", "gradient_x_input"])
+def test_folding_batch_norms_changes_nothing(build, method):
+    model, x = prepare(build)
+    plain = folded(model).eval()
+    assert not any(isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)) for m in plain.modules())
+    torch.testing.assert_close(model(x), plain(x))
+    maps, expected = (rectgrad.attribute(m, x, method, target=1) for m in (model, plain))
+    assert (maps - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_batch_norm_is_folded_through_a_change_of_shape():
+    """Tokens: a linear layer has its channels last, the norm wants them second."""
+    linear, norm, head = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(56, 4)
+    tail = nn.Sequential(nn.ReLU(), nn.Flatten(), head)
+
+    def forward(self: Apply, x: Tensor) -> Tensor:
+        return self.tail(self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2))
+
+    net = Apply(forward, linear=linear, norm=norm, tail=tail)
+    model, x = prepare(lambda: (net, torch.randn(3, 7, 5)))
+    expected = lrp(nn.Sequential(fuse_linear_bn_eval(linear, norm), *tail).eval(), x)
+    assert (lrp(model, x) - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.1])
+def test_a_layer_with_two_readers_is_not_folded(epsilon):
+    """y = linear(x) goes into a norm and past it: y, norm(y) and their sum are each a sum of their own."""
+    linear, norm, head = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+    net = Apply(
+        lambda self, x: self.head((self.norm(y := self.linear(x)) + y).relu()),
+        linear=linear,
+        norm=norm,
+        head=head,
+    )
+    model, x = prepare(lambda: (net, torch.randn(3, 5)))
+
+    def stable(z: Tensor) -> Tensor:
+        return z / (z + epsilon * z.sign())
+
+    with torch.no_grad():
+        y = linear(x)
+        normed = norm(y)
+        score = head((normed + y).relu())[:, 1:2]
+        at_sum = head.weight[1] * stable(score) * (normed + y > 0) * stable(normed + y)
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+        at_y = at_sum * stable(normed) * scale + at_sum
+        expected = x * ((at_y * stable(y)) @ linear.weight)
+    torch.testing.assert_close(lrp(model, x, epsilon=epsilon), expected)
