@@ -3,7 +3,7 @@
     python benchmarks/agreement.py [--dataset cifar10] [--per-class 10]
 
 Uses the images with masks (100 on CIFAR-10). Compares every method with the slow versions of
-tests/reference.py, written from the paper; SmoothGrad and integrated gradients with plain autograd in a loop;
+tests/reference/, written from the paper; SmoothGrad and integrated gradients with plain autograd in a loop;
 epsilon-LRP with Captum. In float64 both must agree to rounding; our float32 maps, as in the experiments, are
 compared with float64, where a unit whose score is close to tau may end up on either side. Takes about ten
 minutes. Writes results/DATASET/agreement.json, which the report shows.
@@ -76,7 +76,7 @@ def difference(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def compared(lab: Lab, method: str, x: Tensor, objects: Tensor) -> dict:
-    against, theirs = OTHERS.get(method, ("tests/reference.py", partial(_reference, method)))
+    against, theirs = OTHERS.get(method, ("tests/reference/", partial(_reference, method)))
     wide = lab.network.double()
     expected = theirs(wide, x.double())
     exact = difference(attribute(wide, x.double(), method), expected)

@@ -1,8 +1,8 @@
 """Files from strangers: nothing in them runs, nothing is written outside its folder, nothing eats the memory.
 
 Elsewhere: pickles as weights by torch.save and by pickle, damaged and other files of weights, in
-test_models.py; pickles in a folder of CIFAR-10, archives of something else, in test_data.py; real pictures
-above the pixel limit in test_photos.py; uploads and texts in the explorer in test_app.py.
+models/test_weights.py; pickles in a folder of CIFAR-10, archives of something else, in data/test_data.py; real
+pictures above the pixel limit in photos/test_photos.py; uploads and texts in the explorer in app/test_app.py.
 """
 
 import contextlib

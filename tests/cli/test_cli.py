@@ -25,7 +25,7 @@ from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 from rectgrad.photos import files
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 TINY = f"{HERE / 'tiny_model.py'}:tiny"
 
 

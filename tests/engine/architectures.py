@@ -11,6 +11,9 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rectgrad
 from token_networks import (
     Attention,
     Encoder,
@@ -28,7 +31,6 @@ from token_networks import (
     pairs,
     tokens,
 )
-from torch import Tensor, nn
 from vision_networks import (
     ChannelShuffle,
     DenseNet,
@@ -44,8 +46,6 @@ from vision_networks import (
     parametrised,
     super_resolution,
 )
-
-import rectgrad
 
 Q = 60.0
 OPTIONS: dict[str, dict[str, Any]] = {

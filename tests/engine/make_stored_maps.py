@@ -1,4 +1,4 @@
-"""Write `stored_maps.npz`: the maps of every network in `stored_networks.py`, by every method.
+"""Write `stored_maps.npz`: the maps of every network in `stored_networks`, by every method.
 
 The stored file was written by commit 09e2835, the last one with the former engine, and shows that the present
 engine computes the same maps. To write it again, check out that commit elsewhere and run, from this
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from stored_networks import NETWORKS, Inputs, normal
 from torch import Tensor
 
 import rectgrad
+from stored_networks import NETWORKS, Inputs, normal
 
 FILE = Path(__file__).with_name("stored_maps.npz")
 COMMIT = "09e2835"

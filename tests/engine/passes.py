@@ -1,17 +1,15 @@
-"""Which way a map was computed: on the recorder or over the bridge. For the tests of either."""
+"""Ways to force a call over the bridge, and small models, for the tests of recorder and bridge."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
 from rectgrad.engine import backward
-from rectgrad.engine.bridge import BridgedPass
 
 METHODS = {
     "rectgrad": {"q": 60.0},
@@ -23,26 +21,6 @@ METHODS = {
     "epsilon_lrp": {},
     "deeplift": {},
 }
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For every backward pass that succeeded, "recorded" or "bridged"."""
-    found: list[str] = []
-
-    def watch(kind: Any, name: str) -> None:
-        run = kind.backward
-
-        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            maps = run(self, *args, **kwargs)
-            found.append(name)
-            return maps
-
-        monkeypatch.setattr(kind, "backward", watched)
-
-    watch(backward.RecordedPass, "recorded")
-    watch(BridgedPass, "bridged")
-    return found
 
 
 @contextmanager

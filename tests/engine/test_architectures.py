@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import BARE, CASES, OPTIONS, RULES, Case, call, explicit_maps, maps, prepared, same, scores
-from token_networks import Recurrent, tokens
 from torch import Tensor, nn
-from vision_networks import SqueezeExcitation, mobile
 
 import rectgrad
+from architectures import BARE, CASES, OPTIONS, RULES, Case, call, explicit_maps, maps, prepared, same, scores
 from rectgrad import UnsupportedModelError
+from token_networks import Recurrent, tokens
+from vision_networks import SqueezeExcitation, mobile
 
 # DeepLIFT has no exact rule for the insides of a recurrent layer, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:DeepLIFT's map")

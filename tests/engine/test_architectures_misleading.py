@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import CASES, OPTIONS, RULES, Case, Q, call, explicit_maps, maps, prepared, same, unsettled
-from token_networks import Experts, tokens
 from torch import Tensor, nn
-from vision_networks import SqueezeExcitation, mobile
 
 import rectgrad
+from architectures import CASES, OPTIONS, RULES, Case, Q, call, explicit_maps, maps, prepared, same, unsettled
+from token_networks import Experts, tokens
+from vision_networks import SqueezeExcitation, mobile
 
 # DeepLIFT has no exact rule for the insides of a recurrent layer, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:DeepLIFT's map")
-
-
-# --- where sizes, weights and masks mislead ----------------------------------------------------------------
 
 
 def alone(model: Any, x: Tensor, method: str, **options: Any) -> Tensor:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import FEW, INF, NAN, net, points
 from torch import Tensor, nn
 
 import rectgrad
+from refusals import FEW, INF, NAN, net, points
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),

@@ -5,13 +5,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from passes import METHODS, agree, by_bridge, made, relu_then_add, view_written
-from passes import passes as passes  # a fixture
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import rectgrad
+from passes import METHODS, agree, by_bridge, made, relu_then_add, view_written
 
 
 class Reversed(torch.autograd.Function):

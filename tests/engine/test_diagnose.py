@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import FEW, INF, NAN, net, points, seeded
 from torch import Tensor, nn
 
 import rectgrad
+from refusals import FEW, INF, NAN, net, points, seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),

@@ -4,12 +4,11 @@ and the padding mask in the selection. Both give the map of the two steps apart.
 import pytest
 import torch
 import torch.nn.functional as F
-from passes import agree, by_bridge
-from passes import passes as passes  # a fixture
 from torch import nn
 
 import rectgrad
 from networks import NETWORKS
+from passes import agree, by_bridge
 from rectgrad import kernels
 from rectgrad.kernels.linear_ops import Conv, Scale, outside_zeroed
 from rectgrad.kernels.reference import Reference

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+import rectgrad
 from right_or_refused import (
     METHODS,
     TOLERANCE,
@@ -22,10 +26,6 @@ from right_or_refused import (
     points,
     uniform,
 )
-from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
-
-import rectgrad
 
 # torch.func.jvp scripts its decompositions at the first call.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")

@@ -13,6 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import rectgrad
+from rectgrad import UnsupportedModelError
 from right_or_refused import (
     METHODS,
     RECTIFYING,
@@ -30,13 +37,6 @@ from right_or_refused import (
     right_or_refused,
     uniform,
 )
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
-
-import rectgrad
-from rectgrad import UnsupportedModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from untouched import FEW, ONE_BACKWARD, Eventful, FaultError, Snapshot, images, untouched
 
 import rectgrad
+from untouched import FEW, ONE_BACKWARD, Eventful, FaultError, Snapshot, images, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model is in training mode")
 

@@ -14,14 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from untouched import FEW, Eventful, FaultError, images, untouched
 
 import rectgrad
+from untouched import FEW, Eventful, FaultError, images, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model is in training mode")
-
-
-# --- one kind of write at a time ---------------------------------------------------------------------------
 
 
 class Writer(nn.Module):

@@ -6,13 +6,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from passes import METHODS, agree, bridging, by_bridge, made, relu_then_add
-from passes import passes as passes  # a fixture
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import rectgrad
 from networks import NETWORKS
+from passes import METHODS, agree, bridging, by_bridge, made, relu_then_add
 
 pytestmark = pytest.mark.filterwarnings("ignore:the map of sample", "ignore:Using padding='same'")
 

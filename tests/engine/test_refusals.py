@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from refusals import FEW, RECTIFYING, net, points, refused, seeded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rectgrad
 from rectgrad import UnsupportedModelError
+from refusals import FEW, RECTIFYING, net, points, refused, seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),

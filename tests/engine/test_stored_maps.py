@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from make_stored_maps import LEFT_OUT, NOT_COMPARED, OPTIONS, Found, found, layers_of, read
-from stored_networks import NETWORKS
 
 import rectgrad
+from make_stored_maps import LEFT_OUT, NOT_COMPARED, OPTIONS, Found, found, layers_of, read
+from stored_networks import NETWORKS
 
 ABOUT, STORED = read()
 COMPARED = [(name, key) for name, maps in STORED.items() for key in maps if key not in NOT_COMPARED]

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from vision_networks import images
 
 
 def tokens(n: int = 2, length: int = 6, width: int = 8) -> tuple[Tensor, ...]:
     return (torch.randn(n, length, width),)
-
-
-# --- tokens ------------------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):

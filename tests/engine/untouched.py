@@ -19,9 +19,6 @@ FEW = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}}
 ONE_BACKWARD = [name for name, method in rectgrad.METHODS.items() if method.one_backward]
 
 
-# --- the snapshot ------------------------------------------------------------------------------------------
-
-
 class Snapshot:
     """A description of some objects, comparable with a later one. It holds what it saw: no id is reused."""
 
@@ -142,9 +139,6 @@ class Eventful(nn.Module):
 
 def images() -> Tensor:
     return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
-
-
-# --- after an exception ------------------------------------------------------------------------------------
 
 
 class FaultError(Exception):

@@ -17,9 +17,6 @@ def images(n: int = 2) -> tuple[Tensor, ...]:
     return (torch.randn(n, 3, 16, 16),)
 
 
-# --- convolutional networks --------------------------------------------------------------------------------
-
-
 class BasicBlock(nn.Module):
     def __init__(self, inplanes: int, planes: int, stride: int = 1) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from rectgrad.experiments import EXPERIMENTS, feature_frequency, lab, maps, nois
 from rectgrad.experiments.parts import Parts
 from rectgrad.experiments.reproduce import experiment, reproduce
 from rectgrad.models import ModelUnavailableError
-from test_report import small_gallery
+from small_gallery import small_gallery
 
 SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(100, 1), shapes.generate(60, 2))
 

@@ -5,16 +5,13 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-import torch
 
 from rectgrad import data
-from rectgrad.data import Dataset, shapes
-from rectgrad.experiments import EXPERIMENTS, gallery, lab, maps, sheets
+from rectgrad.experiments import EXPERIMENTS, lab, maps, sheets
 from rectgrad.experiments.report import report
 from rectgrad.experiments.reproduce import experiment, reproduce
-from rectgrad.models import ImageModel
+from small_gallery import SMALL, small_gallery
 
-SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(400, 1), shapes.generate(60, 2))
 NUMBERS = {
     "images": 12, "seeds": 1, "per_class": 2, "steps": 2, "trials": 2, "shown": 2, "networks": 1, "draws": 1,
     "q": 74, "eps": 0.3, "changed_at_most": 6, "methods": ["random", "rectgrad", "saliency"],
@@ -30,21 +27,6 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
-
-
-def small_gallery() -> gallery.Gallery:
-    """Two drawings in place of photos, and an untrained network in place of one that knows them."""
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4096, 3)
-    )
-    half = (0.5, 0.5, 0.5)
-    model = ImageModel(
-        "tiny", network.eval().requires_grad_(False), ["a", "b", "c"], (32, 32), half, half, 1.0
-    )
-    crops = [sheets.picture(pixels) for pixels in SMALL.test.pixels[:2]]
-    x = torch.stack([model.prepare(crop) for crop in crops])
-    return gallery.Gallery(model, ["one", "two"], crops, x, network(x).argmax(1))
 
 
 @pytest.fixture(scope="module")

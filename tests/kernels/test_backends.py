@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from native_levels import LIBRARY, needs_native
 from torch import nn
 
 import rectgrad
+from native_levels import LIBRARY, needs_native
 from networks import NETWORKS
 from rectgrad import kernels
 from rectgrad.kernels import native

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from native_levels import LEVELS, LIBRARY, close, library, needs_native
 
 import rectgrad
+from native_levels import LEVELS, LIBRARY, close, library, needs_native
 from rectgrad.kernels import linear_ops, native
 from rectgrad.kernels.linear_ops import AvgPool, Conv, Linear, Scale, outside_zeroed
 from rectgrad.kernels.native import Native

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_levels import LEVELS, LIBRARY, library, needs_native
 
+from native_levels import LEVELS, LIBRARY, library, needs_native
 from rectgrad.kernels import native, portable
 from rectgrad.kernels.native import Native
 from rectgrad.kernels.portable import Portable

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from complete_networks import DEEPLIFT, between, noise_like, prepare
 from torch import Tensor, nn
 
 import rectgrad
+from complete_networks import DEEPLIFT, between, noise_like, prepare
 
 
 def deeplift_error(model: nn.Module, x: Tensor, baseline: float | Tensor, target: int) -> float:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import reference_metrics as slow
 from rectgrad import metrics
+from reference import metrics as slow
 
 SHAPES = [(3, 1, 9, 8), (2, 3, 8, 11), (4, 7, 7)]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from model_helpers import PACKAGES, STANDINS
 
+from model_helpers import PACKAGES, STANDINS
 from rectgrad.models import ImageModel, load
 
 

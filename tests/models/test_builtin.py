@@ -10,11 +10,11 @@ import pytest
 import safetensors.torch
 import skimage.data
 import torch
-from model_helpers import ROOT, STANDINS, one_line, relus, scores
 from PIL import Image
 from torch import nn
 
 import rectgrad
+from model_helpers import ROOT, STANDINS, one_line, relus, scores
 from rectgrad import data, training
 from rectgrad.experiments import patch
 from rectgrad.models import CifarCNN, EfficientNetLite0, InceptionV4, ModelUnavailableError, builtin, load

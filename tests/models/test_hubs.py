@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import PACKAGES, one_line
 from PIL import Image
 
 import rectgrad
+from model_helpers import PACKAGES, one_line
 from rectgrad.models import MODELS, ModelUnavailableError, load
 
 # Other packages

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import skimage.data
 import torch
-from model_helpers import model_of, one_line
 from PIL import Image
 
+from model_helpers import model_of, one_line
 from rectgrad.models import CifarCNN, ModelUnavailableError, load
 
 # Pictures in

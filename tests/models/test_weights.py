@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from model_helpers import one_line
 
+from model_helpers import one_line
 from rectgrad.models import CifarCNN, ModelUnavailableError, load
 
 # Files of weights

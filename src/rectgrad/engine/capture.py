@@ -9,6 +9,7 @@ needs an ordinary call's warnings and errors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,6 +77,12 @@ def _words(kind: tuple[Any, ...]) -> str:
     return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
 
 
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that captures on a device: torch keeps workspaces for every stream that ever ran."""
+    return torch.cuda.Stream(device)
+
+
 class PassGraph:
     """One CUDA graph of a method's forward and backward pass."""
 
@@ -87,7 +94,7 @@ class PassGraph:
         settled = targets.Open(self._index) if self._open else request.resolved()
         self._request = replace(request, inputs=self._inputs, settled=settled, target=None, unmixed=True)
         self._last: Any = None
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream(device)
         self._capture(lambda: self._pass(method))
 
     def _pass(self, method: Any) -> tuple[Maps, Tensor, Tensor]:

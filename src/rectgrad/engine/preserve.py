@@ -305,9 +305,11 @@ class Keeper:
                 with torch.inference_mode() if x.is_inference() else contextlib.nullcontext():
                     x.copy_(copy)
         self._copies.clear()
-        self._locked = False
-        with contextlib.suppress(RuntimeError):  # it was not acquired
+        try:  # noqa: SIM105 - `suppress` is Python code, which an interrupt could end before the release
             _writing.release()
+        except RuntimeError:  # it was not acquired
+            pass
+        self._locked = False  # after it was released: an interrupt in between must not keep it for ever
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Request:
 
     def at(self, inputs: Maps) -> Request:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
-        if not self.checked:
+        if not self.checked and self.suspicions is None:  # a capture checks them with everything else
             check_inputs(self.inputs)
             self.checked = True
         return replace(self, inputs=inputs, passed=None, settled=self.resolved(), checked=False)

@@ -21,7 +21,8 @@ def baselines(baseline: Any, inputs: Tensors) -> Tensors:
 def _like(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.full_like(x, value)
-    if not bool(value.isfinite().all()):
+    capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()  # then it was checked before
+    if not capturing and not bool(value.isfinite().all()):
         raise ValueError("the baseline contains a NaN or an infinity")
     try:
         return value.detach().to(x).expand(x.shape)

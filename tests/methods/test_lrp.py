@@ -6,13 +6,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from complete_networks import Apply, cnn, mlp, prepare, residual
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import rectgrad
-
-# --- epsilon-LRP -------------------------------------------------------------------------------------------
+from complete_networks import Apply, cnn, mlp, prepare, residual
 
 
 def relu_mlp() -> tuple[nn.Module, Tensor]:
