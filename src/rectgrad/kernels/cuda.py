@@ -53,7 +53,7 @@ class Cuda(Reference):
 
     def smallest(self, score: Tensor, k: int) -> Tensor:
         usual = score.dtype is torch.float32 and score.numel() > 0
-        return smallest(score, k) if usual else super().smallest(score, k)
+        return smallest(score.resolve_neg(), k) if usual else super().smallest(score, k)
 
     def rectify(
         self,
@@ -68,6 +68,8 @@ class Cuda(Reference):
     ) -> Tensor:
         if a.dtype not in DTYPES or R.dtype not in DTYPES:
             return super().rectify(a, R, rows, k, tau, rule, sums, within)
+        if a.is_neg() or R.is_neg():  # kernels read the memory as it is
+            a, R = a.resolve_neg(), R.resolve_neg()
         if not (sums and _is_shared(sums[-1], a)):
             sums.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
         if k is None:

@@ -30,18 +30,26 @@ def clear_of_padding(
 
 
 def taps(
-    length: int, outputs: int, kernel: int, stride: int, dilation: int, padding: int
+    length: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    padding: int,
+    device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Positions (outputs, kernel) that each pooling window reads, and which of them are real."""
-    position = torch.arange(outputs).unsqueeze(1) * stride - padding + torch.arange(kernel) * dilation
+    first = torch.arange(outputs, device=device).unsqueeze(1) * stride - padding
+    position = first + torch.arange(kernel, device=device) * dilation
     real = (position >= 0) & (position < length)
     return position.clamp(0, max(length - 1, 0)), real
 
 
-def adaptive_taps(length: int, outputs: int) -> tuple[Tensor, Tensor]:
+def adaptive_taps(length: int, outputs: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """The same for adaptive pooling: window o is floor(o L / n) .. ceil((o + 1) L / n)."""
-    index = torch.arange(outputs)
+    index = torch.arange(outputs, device=device)
     start, end = index * length // outputs, -(-(index + 1) * length // outputs)
-    widest = int((end - start).max()) if outputs else 0
-    position = start.unsqueeze(1) + torch.arange(widest)
+    ends = [(i * length // outputs, -(-(i + 1) * length // outputs)) for i in range(outputs)]
+    widest = max((last - first for first, last in ends), default=0)
+    position = start.unsqueeze(1) + torch.arange(widest, device=device)
     return position.clamp(max=max(length - 1, 0)), position < end.unsqueeze(1)

@@ -31,7 +31,7 @@ def proportional_pooling() -> Rule:
             leaf = torch.zeros_like(x, dtype=wide).requires_grad_()
             spread = torch.autograd.grad(window_sum(leaf), leaf, share)[0]
         grad = (x.to(wide) * spread).to(x.dtype)
-        if bool((total < 0).any()):
+        if total.is_cuda or bool((total < 0).any()):  # to ask a GPU is to wait for it
             (plain,) = op.vjp(torch.where(total < 0, R, 0))
             grad = grad + plain
         return grad
@@ -47,7 +47,7 @@ def windowed_sum(op: Op) -> Callable[[Tensor], Tensor]:
 
     def window_sum(x: Tensor) -> Tensor:
         for d, (position, real) in enumerate(plan):
-            x = _along(x, d - dims, position.to(x.device), real.to(x.device))
+            x = _along(x, d - dims, position, real)
         return x
 
     return window_sum
@@ -55,11 +55,12 @@ def windowed_sum(op: Op) -> Callable[[Tensor], Tensor]:
 
 def _taps(op: Op, d: int, dims: int, length: int, outputs: int) -> tuple[Tensor, Tensor]:
     if op.name.startswith("adaptive"):
-        return adaptive_taps(length, outputs)
+        return adaptive_taps(length, outputs, op.inputs[0].device)
     kernel = per_dim(op.argument("kernel_size"), dims)
     stride = per_dim(op.argument("stride") or kernel, dims)
     dilation, padding = (per_dim(op.argument(n, v), dims) for n, v in (("dilation", 1), ("padding", 0)))
-    return taps(length, outputs, kernel[d], stride[d], dilation[d], padding[d])
+    windows = (length, outputs, kernel[d], stride[d], dilation[d], padding[d])
+    return taps(*windows, op.inputs[0].device)
 
 
 def _along(x: Tensor, dim: int, position: Tensor, real: Tensor) -> Tensor:
