@@ -46,7 +46,7 @@ test-interop: .venv/.interop
 OLDEST ?= .venv-oldest
 test-oldest: $(OLDEST)/.test
 	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -n auto \
-	  --ignore tests/interop --ignore tests/app --ignore tests/many -m "not ray" $(ARGS)
+	  --ignore tests/interop --ignore tests/app --ignore tests/experiments/test_ray.py $(ARGS)
 
 $(OLDEST)/.test: pyproject.toml
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

@@ -4,7 +4,7 @@
 
 A plain gradient is `torch.autograd.grad` of the class scores with respect to the input, eager, in the same
 process, with the same type, memory format and TF32 setting. Contenders are interleaved; a ratio is the median
-over the rounds of the ratios within a round. Each time is that of one call, waiting for the device at its end.
+over the rounds of the ratios within a round. A time is that of one call, including the wait for the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One network in other forms: wrapped, compiled, traced, exported, scripted.
 
-The map does not depend on the form, as far as Python can see into it. A scripted module is where it cannot:
-RectGrad says so in a sentence, and gives no map.
+The map does not depend on the form, as long as the Python code of the model runs. The inside of a scripted
+module cannot be seen: RectGrad refuses it with an error that says so.
 
     python examples/data_parallel.py
 """

@@ -1,7 +1,7 @@
 """Why this box: a detector that returns a dict, and a callable target that picks one box's score.
 
-Each cell of an 8 x 8 grid proposes a box and a score for it. Two squares are in the picture, so two boxes
-have a high score; each is explained by itself, and its map should lie in its own box.
+Each cell of an 8 x 8 grid proposes a box and a score for it. There are two squares in the picture, so two
+boxes have a high score. Each is explained separately, and the map should be inside its own box.
 
     python examples/detection.py
 """
@@ -31,7 +31,7 @@ def pictures(n: int) -> tuple[Tensor, Tensor]:
 
 
 class Detector(nn.Module):
-    """{"scores": (N, cells), "boxes": (N, cells, 4)}, the boxes as offsets from the middle of their cell."""
+    """{"scores": (N, cells), "boxes": (N, cells, 4)}, the boxes as offsets from the centre of their cell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def score_of(cell: int) -> Callable[[dict[str, Tensor]], Tensor]:
 
 
 def inside(maps: Tensor, box: Tensor) -> float:
-    """How much of a map lies in a box."""
+    """The share of a map inside a box."""
     left, top, right, bottom = box.tolist()
     return float(maps[..., top:bottom, left:right].sum() / maps.sum())
 

@@ -1,8 +1,8 @@
 """Why these pixels are a disc: a network for segmentation and a callable target.
 
-The model gives logits for each pixel, (N, classes, H, W). One score for a picture is ours to choose: here the
-sum of the disc's logits over the pixels that the model calls a disc. The map should lie on the disc, not on
-the cross in the same picture; with the cross's sum it is the other way round.
+The model returns logits for each pixel, (N, classes, H, W). We choose one score per picture: the sum of the
+disc's logits over the pixels that the model classifies as a disc. The map should cover the disc, not the
+cross in the same picture; for the sum of the cross's logits it is the other way round.
 
     python examples/segmentation.py
 """

@@ -1,7 +1,7 @@
-"""A network for signals, and where in a signal it found its pattern.
+"""A network for signals, and where in a signal it finds a pattern.
 
-Noise of 128 steps hides one of two patterns of 16 steps, a bump or a ripple, at a place of its own. A small
-1d network learns to tell them apart; its maps should lie on the pattern, wherever that is.
+A noisy signal of 128 steps contains one of two patterns of 16 steps, a bump or a ripple, at a random
+position. A small 1d network learns to distinguish them; its maps should cover the pattern, wherever it is.
 
     python examples/signal_1d.py
 """
@@ -42,7 +42,7 @@ def trained() -> nn.Module:
 
 
 def share(maps: Tensor, places: Tensor) -> float:
-    """How much of a map lies on the pattern, on average."""
+    """The mean share of a map on the pattern."""
     size = maps.abs()
     return float(((size * places).sum((1, 2)) / size.sum((1, 2))).mean())
 

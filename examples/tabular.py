@@ -1,8 +1,8 @@
-"""A table, a network with small layers, and the warning that goes with them.
+"""A table, a network with small layers, and the warning that small layers cause.
 
-Whether a loan is granted depends on two columns of eight: income and debt. At the usual q = 98 a layer of 16
-units passes nothing, and the map is zero. The library says so and names the largest q that lets one unit
-through; with that q, the maps point at the two columns.
+Whether a loan is granted depends on two of eight columns: income and debt. At the default q = 98 a layer of
+16 units passes nothing, and the map is zero. A warning names the largest q that passes one unit; with that q,
+the maps mark the two columns.
 
     python examples/tabular.py
 """
@@ -21,7 +21,7 @@ DECISIVE = [COLUMNS.index("income"), COLUMNS.index("debt")]
 
 
 def applicants(n: int) -> tuple[Tensor, Tensor]:
-    """Rows of standardised values, and who gets the loan."""
+    """Rows of standardised values, and whether the loan is granted."""
     x = torch.randn(n, len(COLUMNS))
     return x, (x[:, DECISIVE[0]] > x[:, DECISIVE[1]]).long()
 

@@ -1,8 +1,8 @@
-"""Which words made a review a good one: attribution to the embeddings of a small transformer.
+"""Which words make a review positive: attribution to the embeddings of a small transformer.
 
-Token ids have no gradient, their embeddings have. So the model takes embeddings, the map has one value for
-each of their numbers, and a word's score is the sum of its own. Reviews differ in length: the padding mask is
-a further argument of the model and travels through `forward_kwargs`.
+Token ids have no gradient, but their embeddings do. So the model takes embeddings, the map has one value for
+each of their components, and the score of a word is the sum of its values. Reviews differ in length: the
+padding mask is a further argument of the model, passed in `forward_kwargs`.
 
     python examples/text.py
 """
@@ -20,7 +20,7 @@ LENGTH = 10
 
 
 def reviews(n: int) -> tuple[Tensor, Tensor]:
-    """Token ids (n, LENGTH), padded at the end, and 1 for a good review: the one with a word that says so."""
+    """Token ids (n, LENGTH), padded at the end, and 1 for a positive review: one with a positive word."""
     labels, lengths = torch.randint(0, 2, (n,)), torch.randint(4, LENGTH + 1, (n,))
     first_neutral = WORDS.index(NEUTRAL[0])
     tokens = torch.randint(first_neutral, len(WORDS), (n, LENGTH))

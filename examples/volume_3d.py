@@ -1,7 +1,7 @@
-"""A network for volumes, and where in a volume it found its blob.
+"""A network for volumes, and where in a volume it finds an object.
 
-Noise of 16 x 16 x 16 voxels hides a ball or a rod. A small 3d network learns to tell them apart; its maps
-should lie on what was hidden.
+A noisy volume of 16 x 16 x 16 voxels contains a ball or a rod. A small 3d network learns to distinguish them;
+its maps should cover the object.
 
     python examples/volume_3d.py
 """
@@ -17,7 +17,7 @@ NAMES = "ball", "rod"
 
 
 def volumes(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Volumes (n, 1, SIZE, SIZE, SIZE), what is hidden in each, and its voxels."""
+    """Volumes (n, 1, SIZE, SIZE, SIZE), the object in each, and its voxels."""
     labels = torch.randint(0, 2, (n,))
     centres = torch.randint(4, SIZE - 4, (n, 3, 1, 1, 1))
     axes = torch.stack(torch.meshgrid(*[torch.arange(SIZE)] * 3, indexing="ij"))
@@ -44,7 +44,7 @@ def trained() -> nn.Module:
 
 
 def share(maps: Tensor, places: Tensor) -> float:
-    """How much of a map lies on what was hidden, on average."""
+    """The mean share of a map on the object."""
     size = maps.abs().flatten(1)
     return float(((size * places.flatten(1)).sum(1) / size.sum(1)).mean())
 

@@ -1,8 +1,9 @@
 """Files from strangers: nothing in them runs, nothing is written outside its folder, nothing eats the memory.
 
 Elsewhere: pickles as weights by torch.save and by pickle, damaged and other files of weights, in
-models/test_weights.py; pickles in a folder of CIFAR-10, archives of something else, in data/test_data.py; real
-pictures above the pixel limit in photos/test_photos.py; uploads and texts in the explorer in app/test_app.py.
+models/test_weights.py; pickles in a folder of CIFAR-10, archives of something else, in data/test_data.py;
+real pictures above the pixel limit in photos/test_photos.py; uploads and texts in the explorer in
+app/test_app.py.
 """
 
 import contextlib
@@ -91,6 +92,7 @@ TRAPS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # torch's, before it refuses
 def test_no_way_of_writing_a_pickle_runs(trap: str, protocol: int) -> None:
     content = pickle.dumps(TRAPS[trap]("sprung"), protocol=protocol)
     Path("bare.pt").write_bytes(content)
@@ -230,7 +232,7 @@ def test_an_archive_of_cifar_writes_nothing(tmp_path, outside) -> None:
     batches = ["test_batch", *(f"data_batch_{i}" for i in range(1, 6))]
     source = archive(sly(pickle.dumps({b"data": Calls(os.mkdir, "sprung")}), batches, outside))
     before = everything(tmp_path)
-    with pytest.raises(DataUnavailableError, match="has no place in CIFAR-10"):
+    with pytest.raises(DataUnavailableError, match="is not allowed in CIFAR-10"):
         cifar10.install(source)
     assert everything(tmp_path) == before
 
@@ -242,7 +244,7 @@ def test_links_and_devices_are_not_followed(outside, kind) -> None:
     with pytest.raises(DataUnavailableError, match="is not CIFAR-10"):
         cifar10.install(source)
     source = archive({name: (kind, str(outside / "secret")) for name in ("cat_1.png", "cat_1_mask.png")})
-    with pytest.raises(DataUnavailableError, match="no pictures CLASS_NUMBER in it"):
+    with pytest.raises(DataUnavailableError, match="it has no images CLASS_NUMBER"):
         masks.read(Path(source))
 
 
@@ -308,7 +310,7 @@ BOMBS = {
 def test_a_few_bytes_that_claim_gigapixels_are_refused(kind: str) -> None:
     path = Path(f"bomb.{kind}")
     path.write_bytes(BOMBS[kind]())
-    with pytest.raises(photos.UnreadableImageError, match=rf"bomb\.{kind}: .*more than 150 megapixels"):
+    with pytest.raises(photos.UnreadableImageError, match=rf"bomb\.{kind}: .*exceeds? the limit of 150 meg"):
         photos.read(path)
 
 
@@ -318,7 +320,7 @@ def test_a_bomb_among_photos_is_listed_and_the_others_are_done(run) -> None:
     Path("photos/bomb.png").write_bytes(BOMBS["png"]())
     status, said = run("explain", "photos", "--model", "cifar10_cnn", "--q", "80", "--out", "out")
     assert status == 1
-    assert "bomb.png: more than 150 megapixels" in said
+    assert "bomb.png: 60000 x 60000 pixels exceed the limit of 150 megapixels" in said
     assert Path("out/good.png").exists()
 
 

@@ -1,8 +1,8 @@
 """What holds for any network, any input and any options, on networks that are drawn at random.
 
 A `Plan` is data that a failing example prints whole: `Drawn(plan)` is its network. float32 and float64 here;
-half types, which many CPU kernels of torch lack, have test_api_types.py. Claims 1 and 2 to the last bit are in
-test_claims.py, the fixed networks against the reference in test_networks.py.
+half types, which many CPU kernels of torch lack, have test_api_types.py. Claims 1 and 2 to the last bit are
+in rules/test_claims.py, the fixed networks against the reference in methods/test_networks.py.
 """
 
 from dataclasses import dataclass, replace

@@ -278,7 +278,7 @@ def test_weights_of_a_folder_are_those_saved(folder):
 
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     with pytest.raises(
-        rectgrad.models.ModelUnavailableError, match="was not to be had from transformers"
+        rectgrad.models.ModelUnavailableError, match="is not available from transformers"
     ) as error:
         rectgrad.models.load(f"hf:{tmp_path}")
     assert "\n" not in str(error.value)

@@ -103,8 +103,9 @@ class RecordedPass:
                 made = targets.logits(self.outputs)
                 scores, R = target(made.detach()), target.gradient(made)
             else:
-                outputs = map_tensors(torch.clone, self.outputs)
-                made = scores = under_mode(self.recorder, lambda: target(outputs))
+                made = scores = under_mode(
+                    self.recorder, lambda: target(map_tensors(torch.clone, self.outputs))
+                )
                 self._check()
                 R = torch.ones_like(scores, requires_grad=False)
         root = self.recorder.op_of(made) if type(made) is Tensor else None

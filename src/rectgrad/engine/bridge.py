@@ -474,6 +474,7 @@ _UNSEEN = {
     "rreluwithnoise": "RReLU",
 }
 _OPAQUE = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
+_GENERATED = "GeneratedBackwardFor_"  # the name that torch.library gives to the gradient of a custom op
 _HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
 
 
@@ -510,6 +511,10 @@ def _foreign(name: str, trace: Trace) -> str | None:
     """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
+    if name.startswith(_GENERATED):
+        return (
+            f"the custom op {name.removeprefix(_GENERATED)}, whose inside cannot be seen; write it in torch"
+        )
     calls = [row.name for row in trace.hidden if row.function == name]
     activation = next((call for call in calls if call not in ops.LINEAR_CALLS), None)
     if calls and activation is None:
@@ -626,7 +631,7 @@ def unsupported(method: str, part: str) -> UnsupportedModelError:
 
 def _in_our_words(error: RuntimeError, method: str, once: bool) -> RuntimeError:
     """What autograd's error means here; the error itself if it means nothing special."""
-    if "Checkpointing is not compatible with .grad()" in str(error):
+    if "heckpoint" in str(error) and ".grad()" in str(error):
         return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
     if "modified by an inplace operation" not in str(error):
         return error

@@ -232,6 +232,8 @@ def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kern
     readers = _readers(ops, root)
     masks = "conv" in rules
     for op in ops[: root.index + 1]:
+        if not readers[op.index]:
+            continue
         if op.family == "batch_norm" and type(op.linear) is Scale:
             conv = op.sources[0]
             if readers[conv.index] == 1 and type(conv.linear) is Conv and conv.linear.merges(op.linear):

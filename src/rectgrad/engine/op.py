@@ -104,6 +104,7 @@ class Op:
     linear: LinearOp | None = None
     back: Callable[..., tuple[Any, ...]] | None = None
     needed: tuple[Tensor, ...] = ()
+    passes_sparse = False  # the closed form takes a `Sparse` too
     version = 0  # of the result when it was made
     versions: tuple[int, ...] = ()  # of the tensors kept
     _output: Tensor | None = None
@@ -151,6 +152,8 @@ class Op:
                 return (R,)
             grad, self.path = self.linear.gradient(R, within, self.facts.norm)
             return (grad,)
+        if self.passes_sparse and self.back is not None:
+            return self.back(R)
         R = outside_zeroed(dense(R), within)
         if self.back is not None:
             return self.back(R, *self.needed)

@@ -255,14 +255,21 @@ class Recorder(TorchFunctionMode):
             return self._any(spec, func, args, kwargs)
         x, y = args
         first, second = self.op_of(x), self.op_of(y)
-        if first is None or second is None or (self.rules is None or "add" in self.rules):
+        if first is None or second is None:
             return self._any(spec, func, args, kwargs)
         if spec.writes:
             self._overwrite(x, first)
         op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.state)
-        op.back, op.data_count = to_both, 2
+        op.back, op.passes_sparse, op.data_count = to_both, True, 2
         op.input_shapes, op.shape = (x.shape, y.shape), x.shape
-        return self._link(op, (first, second), _without_graph(func, args, kwargs))
+        reads = self._reads(op)
+        if reads == "all":
+            op.inputs = (x.detach().clone() if spec.writes else x.detach(), y.detach())
+        total = _without_graph(func, args, kwargs)
+        if reads != "shapes":
+            op._output = total.detach()
+            self._hold(op, (first, second))
+        return self._link(op, (first, second), total)
 
     def _any(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """Any call that may be linked: by a closed form of its gradient, or by a graph of its own."""
@@ -445,14 +452,11 @@ class Recorder(TorchFunctionMode):
             op.note_versions()
 
     def _writable(self, target: Any) -> bool:
-        """Whether a constant may be written. The model's and the caller's tensors are copied before."""
+        """Whether a constant may be written: not the model's and the caller's tensors, which are restored
+        before the backward walk reads them."""
         if type(target) is not Tensor or target.requires_grad or self.keeper is None or target.is_inference():
             return False
-        storage = storage_id(target)
-        if self.rules is None and self.keeper.owns(storage):
-            return False  # it is restored before the record is used
-        self.keeper.before_write(storage)
-        return True
+        return not self.keeper.owns(storage_id(target))
 
     def _link(self, op: Op, sources: Any, y: Tensor) -> Tensor:
         op.sources, op.index = sources, len(self.ops)

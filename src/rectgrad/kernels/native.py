@@ -292,7 +292,7 @@ def linear(passed: Sparse, weight: Tensor, out: Tensor) -> None:
 
 def avg_pool(p: Pooling, R: Tensor, out: Tensor) -> bool:
     """The gradient at an average pooling's input into `out`."""
-    library, R = load(), R.contiguous()  # which must live until the kernel has read it
+    library, R = load(), R.contiguous().resolve_neg()  # which must live until the kernel has read it
     assert library is not None
     status = library.functions.rg_avg_pool(byref(p), R.data_ptr(), out.data_ptr(), torch.get_num_threads())
     return bool(status == 0)

@@ -52,7 +52,7 @@ class Portable(Reference):
 
 def rectify(a: Tensor, R: Tensor, rows: int, k: int) -> Tensor:
     """R where a * R exceeds the row's k-th smallest, 0 elsewhere."""
-    score, R = torch.mul(a, R).reshape(rows, -1), R.reshape(rows, -1)
+    score, R = torch.mul(a, R).reshape(rows, -1), R.resolve_neg().reshape(rows, -1)
     out = torch.empty_like(score)
     with np.errstate(all="ignore"):  # values that are not finite are reported elsewhere
         for row, gradient, passed in zip(score, R, out, strict=True):
@@ -67,7 +67,7 @@ _pass_above = torch.ops.aten.threshold_backward.grad_input
 
 def smallest(score: Tensor, k: int) -> Tensor:
     """The k-th smallest of each row, counted from 1."""
-    rows = score.detach().contiguous().numpy()
+    rows = score.detach().contiguous().resolve_neg().numpy()
     return torch.from_numpy(np.array([_largest(row, row.size - k) for row in rows], dtype=rows.dtype))
 
 

@@ -257,10 +257,12 @@ def softmax(op: Op, data: list[Tensor]) -> Found:
 
 def layer_norm(op: Op, data: list[Tensor]) -> Found:
     """By torch's own backward kernel, which needs the mean and the inverse deviation of each row."""
+    if len(data) > 1 or not data[0].numel():
+        return None
     x, shape = data[0], op.argument("normalized_shape")
     weight, bias, eps = (op.argument(name) for name in ("weight", "bias", "eps"))
     given = [t for t in (weight, bias) if t is not None]
-    if len(data) > 1 or any(t.dtype is not x.dtype for t in given) or not x.numel():
+    if any(t.dtype is not x.dtype for t in given):
         return None
     y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, 1e-5 if eps is None else eps)
     scaled, mask = weight is not None, [True, False, False]
