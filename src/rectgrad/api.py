@@ -194,8 +194,11 @@ class Capture:
             for inputs in (request.inputs, tuple(0.5 * x.roll(1, 0) for x in request.inputs)):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    difference = close_to(self._captured.maps(inputs, None), ordinary(inputs, request.target))
-                if difference > 1e-5:
+                    expected = ordinary(inputs, request.target)
+                    difference = close_to(self._captured.maps(inputs, None), expected)
+                    # Kernels that do not repeat themselves move units across a threshold in any two calls.
+                    repeats = close_to(ordinary(inputs, request.target), expected) if difference > 1e-5 else 0
+                if difference > max(1e-5, 2 * repeats):
                     raise UnsupportedModelError(
                         "the model cannot be captured: a replay differs from an ordinary call by "
                         f"{difference:.1g} of the map's maximum"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad import image
-from rectgrad.api import attribute
+from rectgrad.api import attribute, capture
+from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS
 
@@ -36,12 +39,32 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | N
     device = next(module.parameters()).device
     batch = _batch_size(device)
     targets: Any = [None] * len(x) if target is None else target.split(batch)
+    explain = (
+        explainer(module, x[:batch].to(device), method) if len(x) > 2 * batch else partial(attribute, module)
+    )
     return torch.cat(
         [
-            attribute(module, rows.to(device), method, chosen).sum(1).cpu()
+            explain(rows.to(device), method=method, target=chosen).sum(1).cpu()
             for rows, chosen in zip(x.split(batch), targets, strict=False)
         ]
     )
+
+
+def explainer(module: nn.Module, example: Tensor, method: str) -> Callable[..., Tensor]:
+    """`attribute` for many batches like the example: captured on a GPU, if the model can be."""
+    ordinary = partial(attribute, module)
+    if not example.is_cuda:
+        return ordinary
+    try:
+        captured = capture(module, example, method)
+    except UnsupportedModelError:
+        return ordinary
+
+    def explain(rows: Tensor, method: str, target: Tensor | None) -> Tensor:
+        fits = rows.shape == example.shape  # a smaller last batch is an ordinary call
+        return captured(rows, target) if fits else ordinary(rows, method=method, target=target)
+
+    return explain
 
 
 def _batch_size(device: torch.device) -> int:
