@@ -1,4 +1,4 @@
-"""Makes the records in results/bench: python benchmarks/record.py cpu|h200|portable|scaling FOLDER [MODEL]
+"""Makes the records in results/bench: python benchmarks/record.py cpu|engine|h200|portable|scaling FOLDER [MODEL]
 
 cpu, portable: two threads of a processor that does nothing else meanwhile; portable is the same without the
 native kernels. h200: one NVIDIA H200, TF32, channels last.
@@ -18,6 +18,7 @@ from rectgrad.bench import Plan, run
 CPU = {"device": "cpu", "threads": 2}
 H200 = {"device": "cuda", "channels_last": True, "tf32": True}
 LARGE = ("vgg16", "resnet50", "inception_v4")
+PLAIN = ("rectgrad", "saliency", "guided_backprop")
 PLANS = {
     "cpu": {
         "cpu-batch1": Plan(("efficientnet_lite0",), rounds=15, selection=True, **CPU),
@@ -26,6 +27,17 @@ PLANS = {
         ),
         "cpu-averages": Plan(
             ("efficientnet_lite0",), methods=("smoothgrad", "integrated_gradients"), averages=True, **CPU
+        ),
+    },
+    "engine": {  # the engine alone, without other ways to a map
+        "cpu-engine-batch1": Plan(
+            ("efficientnet_lite0",), methods=PLAIN, captum=False, naive=False, rounds=21, **CPU
+        ),
+        "cpu-engine-batch4": Plan(
+            LARGE, batch=4, methods=("rectgrad",), captum=False, naive=False, rounds=9, **CPU
+        ),
+        "cpu-engine-resnet50-batch1": Plan(
+            ("resnet50",), methods=(*PLAIN, "epsilon_lrp", "deeplift"), naive=False, rounds=11, **CPU
         ),
     },
     "portable": {
