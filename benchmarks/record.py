@@ -1,4 +1,6 @@
-"""Makes the records in results/bench: python benchmarks/record.py cpu|engine|h200|portable|scaling FOLDER [MODEL]
+"""Makes the records in results/bench.
+
+    python benchmarks/record.py cpu|engine|h200|portable|scaling FOLDER [MODEL]
 
 cpu, portable: two threads of a processor that does nothing else meanwhile; portable is the same without the
 native kernels. h200: one NVIDIA H200, TF32, channels last.
