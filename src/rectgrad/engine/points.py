@@ -51,7 +51,7 @@ class Witness:
 
 
 def _rounding(x: Tensor) -> float:
-    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits unless told otherwise."""
+    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits by default."""
     return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
 
 

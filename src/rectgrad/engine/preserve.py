@@ -149,7 +149,7 @@ _values = operator.methodcaller("values")
 
 
 class Header:
-    """What a tensor is besides its values: where they lie, whether it asks for a gradient, and which."""
+    """What a tensor is besides its values: where they are stored, whether it requires a gradient, and which."""
 
     __slots__ = ("_asks", "_data", "_place", "grad", "tensor")
 
