@@ -149,7 +149,7 @@ _values = operator.methodcaller("values")
 
 
 class Header:
-    """What a tensor is besides its values: where they are stored, whether it requires a gradient, and which."""
+    """What a tensor is besides its values: where they are stored, and its gradient."""
 
     __slots__ = ("_asks", "_data", "_place", "grad", "tensor")
 
@@ -177,7 +177,7 @@ class Header:
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
-    """Where a tensor's values lie, and how."""
+    """Where a tensor's values are stored, and their layout."""
     if x.layout is not torch.strided or x.is_nested:
         return ()
     return x.data_ptr(), x.shape, x.stride()
@@ -263,7 +263,7 @@ def _refill(container: Any, content: Any) -> None:
     (container.update if isinstance(container, (dict, set)) else container.extend)(content)
 
 
-# Held by a call from its first write on a model's tensor until that is put back, so that two threads
+# Held by a call from its first write on a model's tensor until that is restored, so that two threads
 # explaining one model in training mode do not keep each other's half-way values.
 _writing = threading.RLock()
 
@@ -288,7 +288,7 @@ class Keeper:
         return owned
 
     def before_write(self, storage: int) -> bool:
-        """Whether a storage that is about to be written is one to be put back."""
+        """Whether a storage that is about to be written is one to be restored."""
         if self.owns(storage) and storage not in self._copies:
             if not self._locked:
                 self._locked = True  # before it is: an interrupt in between must not keep it for ever
