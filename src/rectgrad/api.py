@@ -28,7 +28,7 @@ from rectgrad.engine.torch_private import (
     map_tensors,
     no_inference_mode,
     out_of_memory,
-    pop_saved_tensor_hooks,
+    remove_tensor_hooks,
     restore_function_modes,
     saved_tensor_hooks,
     set_grad_enabled,
@@ -412,7 +412,7 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
 
 def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
     restore_function_modes(modes)
-    pop_saved_tensor_hooks(until=hooks)
+    remove_tensor_hooks(until=hooks)
     if torch.is_grad_enabled() is not enabled:
         set_grad_enabled(enabled)
     region.close()

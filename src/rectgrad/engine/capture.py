@@ -64,10 +64,6 @@ class Guard:
                 )
 
 
-def _stale(reason: str) -> StaleCaptureError:
-    return StaleCaptureError(f"{reason}; capture the model again")
-
-
 def _kind(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.dtype, x.device
 

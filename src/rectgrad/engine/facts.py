@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """About one op. Only the facts that a method asks for are filled in, by `state`.
+    """About one op. Only the facts that a method asks for are filled in: see `facts_of`.
 
     The defaults belong to the class, so that one of these costs little: a pass makes hundreds.
     """

@@ -315,7 +315,7 @@ def next_node_number() -> int:
         return node_number(torch.zeros((), device="cpu", requires_grad=True).view(())) + 1
 
 
-def pop_saved_tensor_hooks(until: Any) -> None:
+def remove_tensor_hooks(until: Any) -> None:
     """Remove the hooks that an interrupted context left behind; a torch that cannot tell leaves them."""
     while saved_tensor_hooks() not in (None, until) and not isinstance(until, _HooksUnknown):
         torch._C._autograd._pop_saved_tensors_default_hooks()

@@ -24,8 +24,6 @@ RECTIFIERS = frozenset(
 )
 # Rectifiers whose output is positive exactly where their input is.
 SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
-# In place, torch derives these from their output as from their input, to the last bit; others it does not.
-SAME_IN_PLACE = frozenset({"relu", "leaky_relu"})
 # Functions of one data tensor: of two (a power of one to the other), they have no family.
 OF_ONE = RECTIFIERS | {"squash", "unary"}
 
