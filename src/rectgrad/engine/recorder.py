@@ -43,14 +43,8 @@ from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
 from rectgrad.ops.derivatives import DIRECT, Found, direct
 
-_FIRST = Slot(0)
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
-_QUIET = _ATOMS | {
-    tuple,
-    list,
-    Parameter,
-}  # in a linear op or an activation, no data
 _LINEAR = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
 # Questions with the same answer for a linked tensor as for any other.
 _ASKED = frozenset(
@@ -185,118 +179,55 @@ class Recorder(TorchFunctionMode):
             return self._constant(spec, func, args, kwargs, writes=False)
         if spec.attribute in ("T", "mT"):
             self.turned = True
-            return self._any(_TRANSPOSE[spec.attribute], func, args, kwargs)
+            return self._call(_TRANSPOSE[spec.attribute], func, args, kwargs)
         raise Unlinked(str(spec.attribute))
 
-    def _linear(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A linear op whose one data tensor is its first argument."""
-        source = self._source(args, kwargs)
-        if source is None:
-            return self._any(spec, func, args, kwargs)
-        x, family = args[0], spec.family
-        assert family is not None
-        op = Op(spec, family, (_FIRST, *args[1:]), kwargs, self.state)
-        linear = linear_op(op, x)
-        if linear is None:
-            return self._any(spec, func, args, kwargs)
-        set_grad_enabled(False)
-        try:
-            y = func(*args, **kwargs)
-        finally:
-            set_grad_enabled(True)
-        others: tuple = ()
-        if type(y) is not Tensor:  # torch.native_batch_norm gives its statistics too
-            y, *others = y
-        op.input_shapes, op.shape = (x.shape,), y.shape
-        op.linear = linear if linear is not _AVG_POOL else _avg_pool(op, x, y)
-        reads = self._reads(op)
-        if reads != "shapes":
-            op._output = y.detach()
-            op.inputs = (x.detach(),) if reads == "all" else ()
-            self._hold(op, (source,))
-        linked = self._link(op, (source,), y)
-        return (linked, *others) if others else linked
-
-    def _rectifier(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A rectified activation: its output is kept, and its input only if the rule reads it."""
-        source = self._source(args, kwargs)
-        if source is None:
-            return self._any(spec, func, args, kwargs)
-        others, named, inplace = (
-            out_of_place(spec, args, kwargs) if kwargs or len(args) > 1 else (args, kwargs, False)
-        )
-        x, family, inplace = args[0], spec.family, inplace or spec.writes
-        assert family is not None
-        op = Op(spec, family, (_FIRST, *others[1:]), named, self.state)
-        if family == "clamp":
-            op.family = family = ops.refine("clamp", spec.name, op.argument)
-        ruled = self.rules is None or family in self.rules
-        if family not in ops.RECTIFIERS or not (ruled or spec.name == "relu"):
-            return self._any(spec, func, args, kwargs)
-        if inplace:
-            self._overwrite(x, source)
-        if self._reads(op) == "all":
-            op.inputs = (x.detach().clone() if inplace else x.detach(),)
-        set_grad_enabled(False)
-        try:
-            y = func(*args, **kwargs)
-        finally:
-            set_grad_enabled(True)
-        op.shape = y.shape
-        op.input_shapes, op._output = (op.shape,), y.detach()
-        if spec.name == "relu" and (self.rules is None or not ruled):  # the gradient needs no input
-            op.back, op.needed = relu_gradient, (op._output,)
-        self._hold(op, (source,) if op.inputs else ())
-        return self._link(op, (source,), y)
-
-    def _sum(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """x + y of one shape: the gradient goes to both."""
-        if kwargs or spec.name != "add" or len(args) != 2 or not _alike(*args) or not self._undisturbed():
-            return self._any(spec, func, args, kwargs)
-        x, y = args
-        first, second = self.op_of(x), self.op_of(y)
-        if first is None or second is None:
-            return self._any(spec, func, args, kwargs)
-        if spec.writes:
-            self._overwrite(x, first)
-        op = Op(spec, "add", (_FIRST, Slot(1)), kwargs, self.state)
-        op.back, op.passes_sparse, op.data_count = to_both, True, 2
-        op.input_shapes, op.shape = (x.shape, y.shape), x.shape
-        reads = self._reads(op)
-        if reads == "all":
-            op.inputs = (x.detach().clone() if spec.writes else x.detach(), y.detach())
-        total = _without_graph(func, args, kwargs)
-        if reads != "shapes":
-            op._output = total.detach()
-            self._hold(op, (first, second))
-        return self._link(op, (first, second), total)
-
-    def _any(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any call that may be linked: by a closed form of its gradient, or by a graph of its own."""
+    def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Any other call of torch's: recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs)
-        data: list[Tensor] = []
-        slots = tuple([self._slot(a, data) for a in given])
-        options = {k: self._slot(v, data) for k, v in named.items()} if named else named
         writes = spec.writes or inplace
+        data: list[Tensor] = []
+        slots = tuple([a if type(a) in _ATOMS else self._slot(a, data) for a in given])
+        options = {k: self._slot(v, data) for k, v in named.items()} if named else named
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
-        if spec.name in ops.BY_HAND:
-            self.by_hand[spec.name] = None
-        if spec.family is None and (spec.name in _UNLINKABLE or (writes and spec.name != "masked_fill")):
-            raise Unlinked(spec.name)
         op = Op(spec, spec.family or "", slots, options, self.state)
-        op.data_count = len(data)
+        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
         self._check(op, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
             return under_mode(self, lambda: decompositions[op.family](op))
-        sources = tuple([self.op_of(x) for x in data])
+        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         if writes:
-            self._overwrite(data[0], sources[0])
-            kept = [x.detach().clone() if i == 0 else x.detach() for i, x in enumerate(data)]
-        else:
-            kept = data
-        op.input_shapes = tuple([x.shape for x in data])
+            self._overwrite(data[0], op.sources[0])
+        if not self._needs_no_input(op, data):
+            return self._computed(op, data, writes)
+        if self._reads(op) == "all":
+            op.inputs = tuple(_kept(data, writes))
+        y = _without_graph(func, args, kwargs)
+        if type(y) is Tensor:
+            return self._link(op, y)
+        return (self._link(op, y[0]), *y[1:])  # torch.native_batch_norm gives its statistics too
+
+    def _needs_no_input(self, op: Op, data: list[Tensor]) -> bool:
+        """Whether the gradient does not read the op's input: the call runs as it is, in place if it says so.
+        True for linear ops, for rectifiers (a rule or the output tells), and for x + y of one shape."""
+        family, name = op.family, op.name
+        if family in ops.RECTIFIERS:
+            if name == "relu" and (self.rules is None or family not in self.rules):
+                op.back = relu_gradient
+            return op.back is not None or self.rules is None or family in self.rules
+        if name == "add":
+            if len(data) == 2 and not op.kwargs and _alike(*data):
+                op.back, op.passes_sparse = to_both, True
+            return op.back is not None
+        if family in _LINEAR and len(data) == 1 and op.args and type(op.args[0]) is Slot:
+            op.linear = linear_op(op, data[0])
+        return op.linear is not None
+
+    def _computed(self, op: Op, data: list[Tensor], writes: bool) -> Any:
+        """By a closed form of the gradient, or by a graph of its own."""
+        kept = _kept(data, writes) if writes else data
         found = self._directly(op, kept)
         if found is not None:
             result, op.back, needed = found
@@ -310,15 +241,15 @@ class Recorder(TorchFunctionMode):
                     return x
         if isinstance(result, (bool, int, float, str, torch.Size)):
             return result
+        if self._reads(op) == "all":
+            op.inputs = tuple([x.detach() for x in kept])
         if type(result) is Tensor:
-            return self._made(op, sources, result, kept, data[0] if writes else None)
+            return self._made(op, result, kept, data[0] if writes else None)
         if not isinstance(result, (tuple, list)) or writes or not all(type(r) is Tensor for r in result):
-            raise Unlinked(spec.name)
-        return type(result)([self._made(copy.copy(op), sources, r, kept, None) for r in result])
+            raise Unlinked(op.name)
+        return type(result)([self._made(copy.copy(op), r, kept, None) for r in result])
 
-    def _made(
-        self, op: Op, sources: Any, result: Tensor, data: list[Tensor], target: Tensor | None
-    ) -> Tensor:
+    def _made(self, op: Op, result: Tensor, data: list[Tensor], target: Tensor | None) -> Tensor:
         """Link one result of a call. target: the tensor that it overwrites."""
         if op.back is None:
             if not result.requires_grad:
@@ -328,20 +259,12 @@ class Recorder(TorchFunctionMode):
                 raise Unlinked(op.name)
             op._local = result
             result = result.detach()
-        op.shape, y = result.shape, result
         if target is not None:
-            y = _without_graph(target.copy_, (result,), {})
-        else:
-            storage = storage_id(y)
-            if any(storage_id(x) == storage for x in data):
-                self._shared.add(storage)
-        reads = self._reads(op)
-        if reads != "shapes":
-            op._output = y.detach()
-            op.inputs = tuple([x.detach() for x in data]) if reads == "all" else ()
-        if op.needed or op._output is not None:
-            self._hold(op, sources)
-        return self._link(op, sources, y)
+            return self._link(op, _without_graph(target.copy_, (result,), {}))
+        storage = storage_id(result)
+        if any(storage_id(x) == storage for x in data):
+            self._shared.add(storage)
+        return self._link(op, result)
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
         """A call that does not depend on the input, so that its result needs no gradient."""
@@ -365,20 +288,6 @@ class Recorder(TorchFunctionMode):
         """Whether a tensor of a torch.func transform wraps a linked one."""
         return getattr(unwrapped(x), "_rectgrad", None) is not None
 
-    def _source(self, args: tuple, kwargs: dict) -> Op | None:
-        """The op that made the first argument, if that is certainly the only data."""
-        x = args[0] if args else None
-        op = self.op_of(x) if type(x) is Tensor else None
-        if op is None or not self._undisturbed():
-            return None
-        for value in args:
-            if type(value) not in _QUIET and value is not x and _perhaps_data(value):
-                return None
-        for value in kwargs.values():
-            if type(value) not in _QUIET and _perhaps_data(value):
-                return None
-        return op
-
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots, weights lose their gradient."""
         kind = type(value)
@@ -398,16 +307,20 @@ class Recorder(TorchFunctionMode):
 
     def _check(self, op: Op, writes: bool) -> None:
         """No call is linked whose meaning the bridge would see differently."""
+        name = op.name
         if op.family in ops.REFINED:
-            op.family = ops.refine(op.family, op.name, op.argument)
+            op.family = ops.refine(op.family, name, op.argument)
         if op.data_count > 1 and op.family in ops.OF_ONE:
             op.family = ""
-        trains = op.name == "instance_norm" or (
+        if name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
+            self.by_hand[name] = None
+        hides = not op.spec.family and (name in _UNLINKABLE or (writes and name != "masked_fill"))
+        trains = name == "instance_norm" or (
             op.family == "batch_norm" and updates_statistics(op.spec, op.args, op.kwargs)
         )
-        unlike = not self._undisturbed() or "out" in op.kwargs
-        if trains or unlike or (writes and (not op.args or type(op.args[0]) is not Slot)):
-            raise Unlinked(op.name)
+        first_written = not writes or (op.args and type(op.args[0]) is Slot)
+        if hides or trains or "out" in op.kwargs or not first_written or not self._undisturbed():
+            raise Unlinked(name)
 
     def _directly(self, op: Op, data: list[Tensor]) -> Found:
         """The result without a graph, where the gradient has a closed form."""
@@ -427,14 +340,9 @@ class Recorder(TorchFunctionMode):
         if self.rules is None:
             return "all"
         rule = self.rules.get(op.family)
-        return "shapes" if rule is None else rule.reads
-
-    def _hold(self, op: Op, sources: tuple) -> None:
-        """Note the versions of the tensors that an op keeps, and that it keeps its sources' results."""
-        op.note_versions()
-        if op.inputs or op.needed:
-            for source in sources:
-                self._keeping.setdefault(source.index, []).append(op)
+        if rule is None:
+            return "shapes"
+        return "output" if rule.reads == "shapes" and op.family == "relu6" else rule.reads  # it may be a gate
 
     def _overwrite(self, x: Tensor, source: Op | None) -> None:
         """Before a linked tensor is written: nobody else may see it, and ops that keep it get a copy."""
@@ -458,8 +366,18 @@ class Recorder(TorchFunctionMode):
             return False
         return not self.keeper.owns(storage_id(target))
 
-    def _link(self, op: Op, sources: Any, y: Tensor) -> Tensor:
-        op.sources, op.index = sources, len(self.ops)
+    def _link(self, op: Op, y: Tensor) -> Tensor:
+        """Add an op to the record, with what its rule and its gradient read. y: its result."""
+        op.shape, op.index = y.shape, len(self.ops)
+        if self._reads(op) != "shapes":
+            op._output = y.detach()
+        if op.back is relu_gradient:
+            op.needed = (y.detach(),)
+        if op.needed or op._output is not None:
+            op.note_versions()
+            if op.inputs or op.needed:
+                for source in op.sources:
+                    self._keeping.setdefault(source.index, []).append(op)
         if self.named:
             op.module = calling_module(__file__)
         y.requires_grad_()
@@ -473,6 +391,8 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
     """The linear op that a call is; None if it is not of the usual kind."""
     family, args = op.family, op.args
     if family == "conv":
+        if op.name in ("convolution", "_convolution"):
+            return None
         if len(args) == 7 and not op.kwargs:  # as the modules write it
             weight, given = args[1], args[3:]
         else:
@@ -494,16 +414,10 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
             return None
         return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
     usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False) and x.dim() == 4
-    fits = usual and op.argument("divisor_override") is None and kernels.is_native(x) and x.is_contiguous()
-    return _AVG_POOL if fits else None
-
-
-_AVG_POOL: Any = object()  # one that is made when its output is known
-
-
-def _avg_pool(op: Op, x: Tensor, y: Tensor) -> AvgPool:
+    if not usual or op.argument("divisor_override") or not kernels.is_native(x) or not x.is_contiguous():
+        return None
     kernel, stride, padding = (op.argument(name, 0) for name in ("kernel_size", "stride", "padding"))
-    return AvgPool(x, y, kernel, stride, padding, bool(op.argument("count_include_pad", True)))
+    return AvgPool(x, kernel, stride, padding, bool(op.argument("count_include_pad", True)))
 
 
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
@@ -536,15 +450,7 @@ def _handler(func: Any, spec: ops.Spec) -> Handler:
         return Recorder._pass
     if spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
         return Recorder._composite
-    if spec.family in _LINEAR and spec.name not in ("convolution", "_convolution"):
-        return Recorder._linear
-    if spec.family in ops.RECTIFIERS or spec.family == "clamp":
-        return Recorder._rectifier
-    return Recorder._sum if spec.family == "add" else Recorder._any
-
-
-def _perhaps_data(value: Any) -> bool:
-    return value.requires_grad if type(value) is Tensor else isinstance(value, Tensor)
+    return Recorder._call
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -554,6 +460,11 @@ def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     finally:
         set_grad_enabled(enabled)
+
+
+def _kept(data: list[Tensor], writes: bool) -> list[Tensor]:
+    """The data as it is before the call, the first of which may be overwritten."""
+    return [x.detach().clone() if writes and i == 0 else x.detach() for i, x in enumerate(data)]
 
 
 def to_both(R: Any) -> tuple[Any, Any]:

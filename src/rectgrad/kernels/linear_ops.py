@@ -234,18 +234,19 @@ class Scale:
 class AvgPool:
     """y = the mean of each window: on CPUs, torch takes long for its gradient."""
 
-    __slots__ = ("_call", "_shape")
+    __slots__ = ("_padded", "_shape", "_windows")
 
-    def __init__(self, x: Tensor, y: Tensor, kernel: Any, stride: Any, padding: Any, padded: bool) -> None:
-        kernel, padding = per_dim(kernel, 2), per_dim(padding, 2)
+    def __init__(self, x: Tensor, kernel: Any, stride: Any, padding: Any, padded: bool) -> None:
+        kernel = per_dim(kernel, 2)
         stride = per_dim(stride, 2) if stride else kernel
-        n, channels, *size = self._shape = x.shape
-        sizes = (n * channels, *size, *y.shape[2:])
-        self._call = native.Pooling(*sizes, *kernel, *stride, *padding, int(padded))
+        self._shape, self._padded = x.shape, int(padded)
+        self._windows = (*kernel, *stride, *per_dim(padding, 2))
 
     def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
+        n, channels, *size = self._shape
+        call = native.Pooling(n * channels, *size, *R.shape[2:], *self._windows, self._padded)
         out = torch.empty(self._shape, dtype=torch.float32, device="cpu")
-        if not native.avg_pool(self._call, dense(R), out):
+        if not native.avg_pool(call, dense(R), out):
             raise MemoryError("no memory for the gradient of an average pooling")
         return out, None
 
