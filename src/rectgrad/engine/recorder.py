@@ -27,6 +27,7 @@ from rectgrad.engine.torch_private import (
     autocast_active,
     dispatch_modes,
     is_view,
+    map_tensors,
     next_node_number,
     node_number,
     saved_tensor_hooks,
@@ -44,7 +45,8 @@ from rectgrad.ops.composite import composite, decompositions
 from rectgrad.ops.derivatives import DIRECT, Found, direct
 
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
-_ATOMS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice})
+_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
+_CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
 _LINEAR = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
 # Questions with the same answer for a linked tensor as for any other.
 _ASKED = frozenset(
@@ -187,22 +189,29 @@ class Recorder(TorchFunctionMode):
         given, named, inplace = out_of_place(spec, args, kwargs)
         writes = spec.writes or inplace
         data: list[Tensor] = []
-        slots = tuple([a if type(a) in _ATOMS else self._slot(a, data) for a in given])
+        slots = list(given)
+        for i, value in enumerate(given):
+            if type(value) not in _CONSTANT:
+                slots[i] = self._slot(value, data)
         options = {k: self._slot(v, data) for k, v in named.items()} if named else named
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
-        op = Op(spec, spec.family or "", slots, options, self.state)
-        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+        op = Op(spec, spec.family or "", tuple(slots), options, self.state)
+        if len(data) == 1:  # nearly always, and a pass has hundreds of ops
+            (x,) = data
+            op.input_shapes, op.sources = (x.shape,), (x._rectgrad,)  # type: ignore[attr-defined]
+        else:
+            op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+            op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         self._check(op, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
             return under_mode(self, lambda: decompositions[op.family](op))
-        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         if writes:
             self._overwrite(data[0], op.sources[0])
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
-        if self._reads(op) == "all":
+        if self.rules is None or self._reads(op) == "all":
             op.inputs = tuple(_kept(data, writes))
         y = _without_graph(func, args, kwargs)
         if type(y) is Tensor:
@@ -233,6 +242,7 @@ class Recorder(TorchFunctionMode):
             result, op.back, needed = found
             op.needed = tuple([x.detach() for x in needed])
         else:
+            op.args, op.kwargs = map_tensors(_without_gradient, (op.args, op.kwargs))
             with saving():
                 leaves = op._leaves = tuple([x.detach().requires_grad_() for x in kept])
                 result = op.call(*leaves)
@@ -289,18 +299,17 @@ class Recorder(TorchFunctionMode):
         return getattr(unwrapped(x), "_rectgrad", None) is not None
 
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
-        """Data tensors become slots, weights lose their gradient."""
+        """Data tensors become slots; everything else stays as it is."""
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in _CONSTANT:
             return value
-        if kind is Tensor or kind is Parameter:
+        if kind is Tensor:
             if self.op_of(value) is None:
-                value = value.detach() if value.requires_grad else value
-                return value.clone() if value.is_inference() else value
+                return value
             data.append(value)
             return Slot(len(data) - 1)
         if kind is list or kind is tuple:
-            return kind([self._slot(v, data) for v in value])
+            return kind([v if type(v) in _CONSTANT else self._slot(v, data) for v in value])
         if isinstance(value, (Tensor, tuple, list, dict)) and kind is not torch.Size:
             raise Unlinked(f"an argument of type {kind.__name__}")
         return value
@@ -460,6 +469,11 @@ def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     finally:
         set_grad_enabled(enabled)
+
+
+def _without_gradient(weight: Tensor) -> Tensor:
+    weight = weight.detach() if weight.requires_grad else weight
+    return weight.clone() if weight.is_inference() else weight
 
 
 def _kept(data: list[Tensor], writes: bool) -> list[Tensor]:
