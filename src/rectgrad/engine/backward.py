@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,32 +36,110 @@ Maps = tuple[Tensor, ...]
 Observe = Callable[[Op, Tensor], None]
 
 
-class RecordedPass:
-    """One forward pass of a request's model on its inputs, on a recorder."""
+class Pass:
+    """One forward pass of a request's model, and its backward passes. `RecordedPass` walks back itself;
+    `BridgedPass` (bridge.py) lets autograd do it."""
 
-    _trace: tuple[int, Trace] | None
-    sums: list[Tensor | float]
+    outputs: Any
+    length: Any  # of the record, without what a callable target adds
+    sums: list[Tensor | float]  # of the gradients that met a rule: see State
 
-    def __init__(self, request: Request, recorder: Recorder) -> None:
+    def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])
         self.mixes: bool | None = None  # see request.mixes_samples
         self.lock = threading.RLock()  # held from scores to maps: both leave something on the ops
-        self.recorder, self._inputs = recorder, request.inputs
-        self._model, self._trace = request.model, None
-        self.state = recorder.state
-        self.state.batch, device = self.n, request.device or request.inputs[0].device
+        self.recorder, self.state, self._inputs = recorder, recorder.state, request.inputs
+        self.state.batch = self.n
+        self.root = request.model if isinstance(request.model, nn.Module) else None
+        self.adopt(request.region)
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorder.trace
+
+    @property
+    def ops(self) -> list[Op]:
+        return [op for op in self.recorder.ops if op.family != "input"]
+
+    def rectified(self) -> list[Op]:
+        return [op for op in self.recorder.ops if op.family in ops.RECTIFIERS]
+
+    def adopt(self, region: Region | None) -> None:
+        """What is written from now on is restored by that call."""
+        self.recorder.keeper = region.keeper if region is not None else None
+
+    def forget(self) -> None:
+        """Drop the ops that a callable target added."""
+        self.recorder.truncate(self.length)
+
+    def close(self) -> None:
+        """After the map, or an error."""
+        self.recorder.suspended = True
+
+    def scores(self, target: targets.Scores) -> Tensor:
+        """What is explained, one number for each sample."""
+        raise NotImplementedError
+
+    def _target_scores(self, target: targets.Scores) -> Tensor:
+        """A callable target is part of what is explained: its steps follow the rules too."""
+        return under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
+
+    def backward(self, plan: Plan, scores: Tensor, once: bool = True, observe: Observe | None = None) -> Maps:
+        """The gradient of the scores by the plan's rules, one tensor for each input."""
+        state = self.state
+        with self.lock, no_inference_mode():
+            for op in self.recorder.ops:
+                op.facts = NO_FACTS
+            self._find_facts(plan, scores, observe is not None)
+            state.rules, state.once, state.observe = plan.rules, once, observe
+            state.ran, state.sums = set(), []
+            try:
+                grads = self._gradients(scores)
+            except RuntimeError as error:
+                raise self._in_our_words(error, plan.name) from None
+            finally:
+                state.rules, state.observe = {}, None
+            self.sums, ran = state.sums, state.ran
+        if plan.rectifies and not ran & ops.RECTIFIERS:
+            raise UnsupportedModelError(nothing_rectified(plan.name, list(self.trace.by_hand)))
+        return tuple(
+            torch.zeros_like(x) if R is None else R.detach().to(x)
+            for R, x in zip(grads, self._inputs, strict=True)
+        )
+
+    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
+        """The facts that the rules ask for. observed: somebody sees the gradient at every activation."""
+        raise NotImplementedError
+
+    def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
+        """What arrives at the inputs."""
+        raise NotImplementedError
+
+    def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
+        """What an error of torch means here; the error itself if it means nothing special."""
+        if "modified by an inplace operation" not in str(error):
+            return error
+        return self._overwritten("a weight", method)
+
+    def _overwritten(self, what: str, method: str = "") -> Exception:
+        return RuntimeError("the model or its input was changed after it was recorded; record it again")
+
+
+class RecordedPass(Pass):
+    """On a recorder: in reverse, each op's rule or its ordinary gradient."""
+
+    def __init__(self, request: Request, recorder: Recorder) -> None:
+        super().__init__(request, recorder)
+        self._trace: tuple[int, Trace] | None = None
+        device = request.device or request.inputs[0].device
         self.state.backend = kernels.backend_for(device.type)
         assert request.region is not None
-        self.adopt(request.region)
         request.region.begin(linked=True)
         try:
             with no_inference_mode(), torch.enable_grad():
                 # Copies, so that a model may write into the containers it is given.
-                inputs = tuple(
-                    x.detach().to(request.device or x.device, copy=True).requires_grad_()
-                    for x in request.inputs
-                )
-                self.entries = tuple(recorder.enter(x) for x in inputs)
+                inputs = tuple([x.detach().to(device, copy=True).requires_grad_() for x in request.inputs])
+                self.entries = tuple([recorder.enter(x) for x in inputs])
                 args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
                 self.outputs = under_mode(recorder, lambda: request.model(*inputs, *args, **kwargs))
         except BaseException:
@@ -75,37 +153,22 @@ class RecordedPass:
     @property
     def trace(self) -> Trace:
         if self._trace is None or self._trace[0] != len(self.recorder.ops):
-            root = self._model if isinstance(self._model, nn.Module) else None
-            self._trace = len(self.recorder.ops), self.recorder.trace(root)
+            self._trace = len(self.recorder.ops), self.recorder.trace(self.root)
         return self._trace[1]
-
-    @property
-    def ops(self) -> list[Op]:
-        return [op for op in self.recorder.ops if op.family != "input"]
 
     def _check(self) -> None:
         """A call that cannot be linked raises inside the model, which may have caught it."""
         if self.recorder.failed:
             raise Unlinked("a call failed")
 
-    def adopt(self, region: Region | None) -> None:
-        """What is written from now on is restored by that call."""
-        self.recorder.keeper = region.keeper if region is not None else None
-
-    def forget(self) -> None:
-        """Drop the ops that a callable target added."""
-        self.recorder.truncate(self.length)
-
     def scores(self, target: targets.Scores) -> Tensor:
-        """The scores; the backward pass starts from where they come from, with what arrives there."""
+        """The backward pass starts where these come from, with what arrives there."""
         with no_inference_mode(), torch.enable_grad():
             if isinstance(target, targets.Picked):
                 made = targets.logits(self.outputs)
                 scores, R = target(made.detach()), target.gradient(made)
             else:
-                made = scores = under_mode(
-                    self.recorder, lambda: target(map_tensors(torch.clone, self.outputs))
-                )
+                made = scores = self._target_scores(target)
                 self._check()
                 R = torch.ones_like(scores, requires_grad=False)
         root = self.recorder.op_of(made) if type(made) is Tensor else None
@@ -114,81 +177,45 @@ class RecordedPass:
         self._root, self._R = root, R
         return scores.detach()
 
-    def backward(self, plan: Plan, scores: Tensor, once: bool = True, observe: Observe | None = None) -> Maps:
-        """The gradient of the scores by the plan's rules, one tensor for each input."""
-        state = self.state
-        with self.lock:
-            state.rules, state.once, state.observe = plan.rules, once, observe
-            state.ran, state.sums = set(), []
-            self._find_facts(plan, observe is not None)
-            try:
-                with no_inference_mode(), torch.no_grad():
-                    arrived = self._walk()
-            except RuntimeError as error:
-                if "modified by an inplace operation" not in str(error):
-                    raise
-                raise self._overwritten("a weight") from None
-            finally:
-                state.rules, state.observe = {}, None
-        self.sums, ran = state.sums, state.ran
-        if plan.rectifies and not ran & ops.RECTIFIERS:
-            raise UnsupportedModelError(nothing_rectified(plan.name, list(self.recorder.by_hand)))
-        return tuple(
-            torch.zeros_like(x) if R is None else R.detach().to(x)
-            for R, x in zip(arrived, self._inputs, strict=True)
+    def _overwritten(self, what: str, method: str = "") -> Exception:
+        return (
+            Unlinked(f"{what} was modified out of sight") if self.state.once else super()._overwritten(what)
         )
 
-    def _overwritten(self, what: str) -> Exception:
-        if self.state.once:
-            return Unlinked(f"{what} was modified out of sight")
-        return RuntimeError("the model or its input was changed after it was recorded; record it again")
-
-    def _find_facts(self, plan: Plan, observed: bool) -> None:
-        recorded, root = self.recorder.ops, self._root
-        for op in recorded:
-            op.facts = NO_FACTS
+    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
+        recorded, root, backend = self.recorder.ops, self._root, self.state.backend
         wanted = (*plan.facts, "channels") if observed else plan.facts
         gates = plan.rectifies and any(op.family == "relu6" for op in recorded)
         if wanted or gates:
-            graph = Graph.of_ops(root)
-            find_facts(graph, ("gate", *wanted) if gates else wanted)
+            find_facts(Graph.of_ops(root), ("gate", *wanted) if gates else wanted)
         plain = plan.rules.keys().isdisjoint(("linear", "batch_norm"))
         masks = plan.rules.get("conv")
-        merges = plain and not observed and (masks is None or masks.reads == "shapes")
-        backend = self.state.backend
-        if merges and backend is not None and backend.merges:
+        if plain and not observed and (masks is None or masks.reads == "shapes") and backend.merges:
             find_merges(recorded, root, plan.rules, backend)
 
-    def _walk(self) -> list[Tensor | None]:
-        """The gradients that arrive at the inputs."""
-        recorded, once, state = self.recorder.ops, self.state.once, self.state
-        rules, observe = state.rules, state.observe
+    def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
+        recorded, state = self.recorder.ops, self.state
+        once, rules, observe = state.once, state.rules, state.observe
         arrived: list[Any] = [None] * len(recorded)
         arrived[self._root.index] = self._R
-        for i in range(self._root.index, len(self.entries) - 1, -1):
-            op, R = recorded[i], arrived[i]
-            if R is not None:
-                arrived[i] = None
-                if op.versions and op.overwritten():
-                    raise self._overwritten(f"a value that {op.name} needs")
-                if observe is not None:
-                    observe(op, dense(R))
-                ruled = op.family in rules or op.family in ops.RECTIFIERS
-                grads = op.backward(R) if ruled else op.vjp(R)
-                for source, grad in zip(op.sources, grads, strict=True):
-                    if grad is not None:
-                        before = arrived[source.index]
-                        arrived[source.index] = grad if before is None else dense(before) + dense(grad)
-            if once and (op.versions or op._local is not None):
-                op.release()
-        return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
-
-    def rectified(self) -> list[Op]:
-        return [op for op in self.recorder.ops if op.family in ops.RECTIFIERS]
-
-    def close(self) -> None:
-        """After the map, or an error."""
-        self.recorder.suspended = True
+        with torch.no_grad():
+            for i in range(self._root.index, len(self.entries) - 1, -1):
+                op, R = recorded[i], arrived[i]
+                if R is not None:
+                    arrived[i] = None
+                    if op.versions and op.overwritten():
+                        raise self._overwritten(f"a value that {op.name} needs")
+                    if observe is not None:
+                        observe(op, dense(R))
+                    ruled = op.family in rules or op.family in ops.RECTIFIERS
+                    grads = op.backward(R) if ruled else op.vjp(R)
+                    for source, grad in zip(op.sources, grads, strict=True):
+                        if grad is not None:
+                            before = arrived[source.index]
+                            arrived[source.index] = grad if before is None else dense(before) + dense(grad)
+                if once and (op.versions or op._local is not None):
+                    op.release()
+            return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
 
 
 def nothing_rectified(method: str, by_hand: list[str]) -> str:

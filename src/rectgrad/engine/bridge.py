@@ -8,21 +8,20 @@ op with a rule becomes a node of autograd's graph; everything else is autograd's
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
 from rectgrad.engine import target as targets
-from rectgrad.engine.backward import Maps, Observe, nothing_rectified
-from rectgrad.engine.facts import NO_FACTS, Graph, find_facts
+from rectgrad.engine.backward import Pass
+from rectgrad.engine.facts import Graph, find_facts
 from rectgrad.engine.op import (
     TABLE,
     Op,
@@ -33,7 +32,7 @@ from rectgrad.engine.op import (
     no_autocast,
     storage_id,
 )
-from rectgrad.engine.preserve import Keeper, Region
+from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
 from rectgrad.engine.torch_private import (
     autocast_active,
@@ -523,19 +522,14 @@ def _foreign(name: str, trace: Trace) -> str | None:
     return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
-class BridgedPass:
-    """As `RecordedPass`, on a BridgeRecorder, with autograd's backward pass."""
+class BridgedPass(Pass):
+    """On a BridgeRecorder, with autograd's backward pass."""
 
     def __init__(self, request: Request, recorder: BridgeRecorder) -> None:
-        self.n = len(request.inputs[0])
-        self.mixes: bool | None = None
-        self.lock = threading.RLock()
-        self.recorder, self.state = recorder, recorder.state
-        self.state.batch = self.n
-        self.adopt(request.region)
+        super().__init__(request, recorder)
+        recorder.trace.root = self.root
         if request.region is not None:
             request.region.begin()
-        self.trace.root = request.model if isinstance(request.model, nn.Module) else None
         with no_inference_mode(), torch.enable_grad():
             self.leaves = recorder.leaves = tuple(_leaf(x) for x in request.inputs)
             # Copies, so that a model may write on its input and into the containers it is given.
@@ -548,33 +542,10 @@ class BridgedPass:
             request.region.restore()
         self.length = recorder.length()
 
-    @property
-    def trace(self) -> Trace:
-        return self.recorder.trace
-
-    @property
-    def ops(self) -> list[Op]:
-        return self.recorder.ops
-
-    def adopt(self, region: Region | None) -> None:
-        self.recorder.keeper = region.keeper if region is not None else None
-
-    def forget(self) -> None:
-        self.recorder.truncate(self.length)
-
-    def close(self) -> None:
-        self.recorder.suspended = True
-
-    def rectified(self) -> list[Op]:
-        return [op for op in self.recorder.ops if op.family in ops.RECTIFIERS]
-
     def scores(self, target: targets.Scores) -> Tensor:
         with no_inference_mode(), torch.enable_grad():
-            if isinstance(target, targets.Picked):
-                scores = target(self.outputs)
-            else:  # a callable target is part of what is explained: its steps follow the rules too
-                outputs = map_tensors(torch.clone, self.outputs)
-                scores = under_mode(self.recorder, lambda: target(outputs))
+            picked = isinstance(target, targets.Picked)
+            scores = target(self.outputs) if picked else self._target_scores(target)
         if not scores.requires_grad:
             raise ValueError(
                 "the score to explain does not depend on the input: the forward pass detaches it, runs under "
@@ -582,42 +553,32 @@ class BridgedPass:
             )
         return scores
 
-    def backward(self, plan: Plan, scores: Tensor, once: bool, observe: Observe | None = None) -> Maps:
-        state = self.state
-        with self.lock, no_inference_mode():
-            if plan.rules or observe:
-                self._prepare(plan, scores, observe is not None)
-            state.rules, state.observe, state.once = plan.rules, observe, once
-            state.ran, state.sums = set(), []
-            ones = torch.ones_like(scores)
-            try:
-                grads = under_mode(  # a backward hook may write on the model
-                    self.recorder,
-                    lambda: torch.autograd.grad(
-                        scores, self.leaves, ones, retain_graph=not once, allow_unused=True
-                    ),
-                )
-            except RuntimeError as error:
-                raise _in_our_words(error, plan.name, once) from None
-            finally:
-                state.rules, state.observe = {}, None
-            self.sums, ran = state.sums, state.ran
-        if plan.rectifies and not ran & ops.RECTIFIERS:
-            raise UnsupportedModelError(nothing_rectified(plan.name, list(self.trace.by_hand)))
-        return tuple(
-            torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, self.leaves, strict=True)
-        )
-
-    def _prepare(self, plan: Plan, scores: Tensor, observed: bool) -> None:
-        """The facts that the rules ask for; and no rule for a network with parts out of reach."""
+    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
+        if not plan.rules and not observed:
+            return
         graph = graph_of(scores.grad_fn, self.leaves)
-        for op in self.recorder.ops:
-            op.facts = NO_FACTS
         hidden = hidden_part(graph, self.trace) if plan.rules else None
-        if hidden:
+        if hidden:  # no rule for a network with parts out of reach
             raise unsupported(plan.name, hidden)
         wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
+
+    def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
+        ones, keep = torch.ones_like(scores), not self.state.once
+        return under_mode(  # a backward hook may write on the model
+            self.recorder,
+            lambda: torch.autograd.grad(scores, self.leaves, ones, retain_graph=keep, allow_unused=True),
+        )
+
+    def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
+        if "heckpoint" in str(error) and ".grad()" in str(error):
+            return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
+        return super()._in_our_words(error, method)
+
+    def _overwritten(self, what: str, method: str = "") -> Exception:
+        if not self.state.once:
+            return super()._overwritten(what)
+        return unsupported(method, "a tensor that is modified in place although its gradient needs it")
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -627,17 +588,6 @@ def _leaf(x: Tensor) -> Tensor:
 
 def unsupported(method: str, part: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{method} cannot explain this model: it contains {part}")
-
-
-def _in_our_words(error: RuntimeError, method: str, once: bool) -> RuntimeError:
-    """What autograd's error means here; the error itself if it means nothing special."""
-    if "heckpoint" in str(error) and ".grad()" in str(error):
-        return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
-    if "modified by an inplace operation" not in str(error):
-        return error
-    if not once:
-        return RuntimeError("the model or its input was changed after it was recorded; record it again")
-    return unsupported(method, "a tensor that is modified in place although its gradient needs it")
 
 
 @contextlib.contextmanager

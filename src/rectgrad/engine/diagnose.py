@@ -19,7 +19,8 @@ from rectgrad import ops
 from rectgrad.engine.op import Op, per_sample
 
 if TYPE_CHECKING:
-    from rectgrad.engine.request import Pass, Plan, Request
+    from rectgrad.engine.backward import Pass
+    from rectgrad.engine.request import Plan, Request
     from rectgrad.engine.trace import Trace
 
 Maps = tuple[Tensor, ...]

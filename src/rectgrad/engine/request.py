@@ -14,7 +14,7 @@ from rectgrad.engine import target as targets
 from rectgrad.engine.backward import (
     Maps,
     Observe,
-    RecordedPass,
+    Pass,
     foreign_modes,
     recorded_pass,
     remember_bridged,
@@ -26,8 +26,6 @@ from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
 from rectgrad.engine.torch_private import map_tensors
 from rectgrad.engine.trace import Row, Trace
-
-Pass = RecordedPass | BridgedPass
 
 
 @dataclass(frozen=True)
@@ -167,22 +165,18 @@ class Request:
 
         whole: keep everything, for any method. named: note the layer of each op.
         """
-        named = named or whole or self.observe is not None or self.diagnosing
         everything = whole or self.diagnosing or self.observe is not None
+        named, decompose = named or everything, ANYTHING if whole else plan.decompose
         if not self.bridged:
-            decompose = ANYTHING if whole else plan.decompose
-            recorder = Recorder(None if everything else plan.rules, decompose, named)
-            passed = recorded_pass(self, plan, recorder)
+            passed = recorded_pass(self, plan, Recorder(None if everything else plan.rules, decompose, named))
             if passed is not None:
                 return passed
         families = frozenset(plan.rules) | ({"pad"} if "conv" in plan.rules else set())
         if plan.rectifies or self.observe is not None:
             families |= ops.RECTIFIERS | {"div", "mul"}  # a division by six makes a gate of a ReLU6
-        decompose = ANYTHING if whole else plan.decompose
-        plain = foreign_modes() > 0
+        wanted, plain = None if everything else families, foreign_modes() > 0
         try:
-            bridging = BridgeRecorder(None if everything else families, decompose, plain=plain, named=named)
-            return BridgedPass(self, bridging)
+            return BridgedPass(self, BridgeRecorder(wanted, decompose, plain=plain, named=named))
         except Refused as error:
             if plan.rules or whole:
                 raise unsupported(plan.name, str(error)) from None
@@ -193,16 +187,38 @@ class Request:
         if self.graph is not None:
             return self._replayed()
         plan = Plan.of(method)
-        passed = self.passed or self.recording(plan)
+
+        def maps(request: Request) -> Maps:
+            passed = request.passed or request.recording(plan)
+            try:
+                return request._answered(method, plan, passed)
+            finally:
+                if request.passed is None:
+                    passed.close()
+
+        return self._or_bridged(maps)
+
+    def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
+        """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
+        completeness error: the sum of the finished map minus the difference of the scores."""
+        if self.graph is not None:
+            return self._replayed()
+        plan, resolved = Plan.of(method), self.resolved()
+        return self._or_bridged(
+            lambda request: request._from_baseline(method, plan, resolved, baseline, finish)
+        )
+
+    def _or_bridged(self, maps: Callable[[Request], Maps]) -> Maps:
+        """`maps` of this request; over the bridge if something turns out that cannot be linked."""
         try:
-            return self._answered(method, plan, passed)
+            return maps(self)
         except Unlinked:
             if self.passed is None:
                 remember_bridged(self.model)
-        finally:
-            if self.passed is None:
-                passed.close()
-        return replace(self, passed=None, bridged=True)._handed_back(self, method)
+        bridged = replace(self, passed=None, bridged=True)
+        found = maps(bridged)
+        self.last, self.answer, self.settled = bridged.last, bridged.answer, bridged.settled
+        return found
 
     def _replayed(self) -> Maps:
         assert isinstance(self.settled, targets.Picked | targets.Given)
@@ -217,48 +233,25 @@ class Request:
         """A forward pass for a method."""
         return self.recording(Plan.of(method))
 
-    def _handed_back(self, to: Request, method: Any) -> Maps:
-        maps = self.backward(method)
-        to.last, to.answer, to.settled = self.last, self.answer, self.settled
-        return maps
-
-    def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
-        """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
-        completeness error: the sum of the finished map minus the difference of the scores."""
-        if self.graph is not None:
-            return self._replayed()
-        plan, resolved = Plan.of(method), self.resolved()
-        try:
-            return self._from_baseline(method, plan, resolved, baseline, finish)
-        except Unlinked:
-            remember_bridged(self.model)
-        bridged = replace(self, passed=None, bridged=True)
-        maps = bridged._from_baseline(method, plan, resolved, baseline, finish)
-        self.last, self.answer = bridged.last, bridged.answer
-        return maps
-
     def _from_baseline(
         self, method: Any, plan: Plan, resolved: targets.Scores, x0: Maps, finish: Callable[[Maps], Maps]
     ) -> Maps:
-        there = self.at(x0)
-        reference = there.recording(plan)
-        here = replace(self, bridged=isinstance(reference, BridgedPass))
+        reference = self.at(x0).recording(plan)
+        here = replace(self, passed=None, bridged=isinstance(reference, BridgedPass))
         passed = here.recording(plan)
         if type(passed) is not type(reference):
             raise Unlinked("only one of the two passes could be recorded")
         try:
             resolved = resolved.at(passed.outputs)
-            baseline_scores = reference.scores(resolved)
-            scores = passed.scores(resolved)
+            baseline_scores, scores = reference.scores(resolved), passed.scores(resolved)
             pair(passed, reference)
             raw = self.finish(method, plan, passed, scores)
         finally:
             passed.close()
             reference.close()
-        total = sum(per_sample(m).sum(1) for m in finish(raw))
         difference = (scores - baseline_scores).detach()
         assert self.trace is not None
-        self.trace.completeness_error = total - difference
+        self.trace.completeness_error = sum(per_sample(m).sum(1) for m in finish(raw)) - difference
         if not self.diagnosing:
             warn_if_incomplete(self, self.trace, difference)
         return raw
