@@ -19,6 +19,7 @@ from rectgrad.engine.facts import NO_FACTS, Facts
 from rectgrad.engine.torch_private import autocast_active, namespaces, overload_types, storage_of, version
 from rectgrad.kernels import Backend, backend_of
 from rectgrad.kernels.linear_ops import LinearOp, outside_zeroed
+from rectgrad.kernels.reference import wide as wide
 from rectgrad.kernels.sparse import Sparse, dense
 from rectgrad.ops.arguments import NESTED, Slot, fill
 from rectgrad.ops.windows import Region
@@ -232,11 +233,6 @@ class Op:
 def first(result: Any) -> Tensor:
     """The differentiable part of a result: pooling may return indices too."""
     return result[0] if isinstance(result, (tuple, list)) else result
-
-
-def wide(x: Tensor) -> Tensor:
-    """x in float32 at least."""
-    return x.float() if x.element_size() < 4 else x
 
 
 def per_sample(x: Tensor) -> Tensor:

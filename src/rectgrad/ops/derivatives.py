@@ -179,47 +179,18 @@ def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
     return R if R.shape == shape else R.sum_to_size(shape)
 
 
-def sigmoid(op: Op, data: list[Tensor]) -> Found:
-    y = op.call(*data)
-    values = y.detach()  # y itself refers to the op
-    return y, lambda R, values: (_aten.sigmoid_backward.default(R, values),), (values,)
-
-
-def tanh(op: Op, data: list[Tensor]) -> Found:
-    y = op.call(*data)
-    return y, lambda R, values: (_aten.tanh_backward.default(R, values),), (y.detach(),)
-
-
-def hard_sigmoid(op: Op, data: list[Tensor]) -> Found:
-    x = data[0]
-    return op.call(x), lambda R, x: (_aten.hardsigmoid_backward.default(R, x),), (x,)
-
-
-def mean(op: Op, data: list[Tensor]) -> Found:
+def reduced(op: Op, data: list[Tensor]) -> Found:
+    """A sum or a mean over some dimensions."""
     x, y = data[0], op.call(*data)
     dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
     keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
-    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
     dims = (dims,) if type(dims) is int else dims
+    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
     if not named or not isinstance(dims, (tuple, list)) or not dims or not y.numel():
         return None
-    shape, number = x.shape, x.numel() // y.numel()
+    shape, number = x.shape, x.numel() // y.numel() if op.name == "mean" else 1
     kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
     return y, lambda R: (((R if keeps else R.reshape(kept)) / number).expand(shape),), ()
-
-
-def total(op: Op, data: list[Tensor]) -> Found:
-    """A sum over some dimensions."""
-    x, y = data[0], op.call(*data)
-    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
-    keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
-    dims = (dims,) if type(dims) is int else dims
-    named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
-    if not named or not isinstance(dims, (tuple, list)) or not dims:
-        return None
-    shape = x.shape
-    kept = [1 if d in {i % x.dim() for i in dims} else size for d, size in enumerate(shape)]
-    return y, lambda R: ((R if keeps else R.reshape(kept)).expand(shape),), ()
 
 
 def of_input(backward: Callable[..., Tensor]) -> Direct:
@@ -231,14 +202,19 @@ def of_input(backward: Callable[..., Tensor]) -> Direct:
     return derivative
 
 
+def of_output(backward: Callable[..., Tensor]) -> Direct:
+    """The same, a function of its output alone."""
+
+    def derivative(op: Op, data: list[Tensor]) -> Found:
+        y = op.call(*data)
+        return y, lambda R, y: (backward(R, y),), (y.detach(),)  # y itself refers to the op
+
+    return derivative
+
+
 def gelu(op: Op, data: list[Tensor]) -> Found:
     form = op.kwargs.get("approximate", "none")
     return op.call(*data), lambda R, x: (_aten.gelu_backward.default(R, x, approximate=form),), (data[0],)
-
-
-def relu(op: Op, data: list[Tensor]) -> Found:
-    y = op.call(*data)
-    return y, lambda R, y: (_aten.threshold_backward.default(R, y, 0),), (y.detach(),)
 
 
 def relu6(op: Op, data: list[Tensor]) -> Found:
@@ -313,7 +289,6 @@ _BASIC = frozenset({int, slice, type(None), type(...)})
 
 
 DIRECT: dict[str, Direct] = {
-    "relu": relu,
     "relu6": relu6,
     "gelu": gelu,
     "silu": of_input(_aten.silu_backward.default),
@@ -324,19 +299,18 @@ DIRECT: dict[str, Direct] = {
     "layer_norm": layer_norm,
     **dict.fromkeys("matmul bmm mm".split(), matrix_product),
     "__getitem__": picked,
-    "sum": total,
+    **dict.fromkeys("sum mean".split(), reduced),
     **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze clone".split(), reshaped),
     **dict.fromkeys(_SIGNS, added),
     **dict.fromkeys("div divide true_divide".split(), quotient),
-    "tanh": tanh,
-    "hardsigmoid": hard_sigmoid,
+    "tanh": of_output(_aten.tanh_backward.default),
+    "hardsigmoid": of_input(_aten.hardsigmoid_backward.default),
     **dict.fromkeys("cat concat concatenate".split(), concatenated),
     **dict.fromkeys("pad constant_pad_nd".split(), padded),
     **dict.fromkeys("transpose swapaxes swapdims".split(), transposed),
     **dict.fromkeys("mul multiply".split(), product),
-    **dict.fromkeys("sigmoid expit".split(), sigmoid),
+    **dict.fromkeys("sigmoid expit".split(), of_output(_aten.sigmoid_backward.default)),
     "permute": permuted,
-    "mean": mean,
     "max_pool2d": max_pooled,
     "adaptive_avg_pool2d": adaptively_pooled,
     "avg_pool2d": average_pooled,
