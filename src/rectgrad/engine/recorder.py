@@ -48,24 +48,6 @@ _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
 _LINEAR = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
-# Questions with the same answer for a linked tensor as for any other.
-_ASKED = frozenset(
-    "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
-    "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
-)
-# Calls that do more than compute a result, or hide what they compute.
-_UNLINKABLE = frozenset(
-    "__setitem__ copy alias lift_fresh detach requires_grad_ requires_grad data __copy__ __deepcopy__ "
-    "numpy_T register_hook register_post_accumulate_grad_hook retain_grad set numpy __array__ storage "
-    "untyped_storage share_memory apply map resize as_strided lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
-    "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
-    "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
-)
-# New tensors from a tensor's shape and type alone.
-_NEW = frozenset(
-    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
-    "new_tensor".split()
-)
 
 
 class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
@@ -264,7 +246,7 @@ class Recorder(TorchFunctionMode):
         if op.back is None:
             if not result.requires_grad:
                 whole = not (result.is_floating_point() or result.is_complex())
-                if whole or op.name in _NEW:
+                if whole or op.name in ops.NEW_TENSORS:
                     return result
                 raise Unlinked(op.name)
             op._local = result
@@ -280,7 +262,7 @@ class Recorder(TorchFunctionMode):
         """A call that does not depend on the input, so that its result needs no gradient."""
         if transform_active() and any(map(self._is_wrapped, tensors_in((args, kwargs)))):
             raise Refused(_TRANSFORM)
-        reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in _UNLINKABLE)
+        reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in ops.UNLINKABLE)
         target = args[0] if args else kwargs.get("input")
         if "out" in kwargs or (writes and (reshapes or not self._writable(target))):
             raise Unlinked(spec.name)
@@ -323,7 +305,7 @@ class Recorder(TorchFunctionMode):
             op.family = ""
         if name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
             self.by_hand[name] = None
-        hides = not op.spec.family and (name in _UNLINKABLE or (writes and name != "masked_fill"))
+        hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
         trains = name == "instance_norm" or (
             op.family == "batch_norm" and updates_statistics(op.spec, op.args, op.kwargs)
         )
@@ -453,7 +435,7 @@ def _handler(func: Any, spec: ops.Spec) -> Handler:
         return Recorder._unknown
     if spec.attribute is not None:
         if spec.name == "__get__":
-            return Recorder._pass if spec.attribute in _ASKED else Recorder._attribute
+            return Recorder._pass if spec.attribute in ops.PLAIN_ATTRIBUTES else Recorder._attribute
         return Recorder._refuse
     if spec.silent:
         return Recorder._pass

@@ -93,6 +93,25 @@ QUESTIONS = frozenset(
     "is_floating_point is_complex is_inference is_tensor is_same_size get_device __len__".split()
 )
 
+# Attributes of which a recorded tensor says the same as any other.
+PLAIN_ATTRIBUTES = frozenset(
+    "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
+    "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
+)
+# Calls that the recorder does not link: they do more than compute a result, or hide what they compute.
+UNLINKABLE = frozenset(
+    "__setitem__ copy alias lift_fresh detach requires_grad_ requires_grad data __copy__ __deepcopy__ "
+    "numpy_T register_hook register_post_accumulate_grad_hook retain_grad set numpy __array__ storage "
+    "untyped_storage share_memory apply map resize as_strided lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
+    "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
+)
+# New tensors from a tensor's shape and type alone.
+NEW_TENSORS = frozenset(
+    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
+    "new_tensor".split()
+)
+
 # Parameter names by position, for builtins that Python cannot inspect.
 _POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
 SIGNATURES: dict[str, str] = {
