@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -396,14 +395,10 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
         fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
         return Linear(x, weight) if fits else None
     if family == "batch_norm":
-        if len(args) == 8 and op.spec.spelling is F.batch_norm:  # as the modules write it
-            variance, weight, trains, eps = args[2], args[3], args[5], args[7]
-        else:
-            variance, weight, eps = (op.argument(name) for name in ("running_var", "weight", "eps"))
-            trains = op.argument("training") or op.name == "instance_norm"
+        variance, trains = op.argument("running_var"), op.argument("training") or op.name == "instance_norm"
         if not isinstance(variance, Tensor) or trains or x.dim() < 2:
             return None
-        return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
+        return Scale(variance, op.argument("weight"), op.argument("eps", 1e-5), x.dtype)
     usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False) and x.dim() == 4
     if not usual or op.argument("divisor_override") or not kernels.is_native(x) or not x.is_contiguous():
         return None
