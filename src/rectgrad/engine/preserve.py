@@ -130,7 +130,7 @@ def _refill(container: Any, content: Any) -> None:
         same = same and all(map(operator.is_, container.values(), content.values()))
     if not same:
         container.clear()
-        (container.extend if hasattr(container, "extend") else container.update)(content)
+        (container.extend if isinstance(container, (list, deque)) else container.update)(content)
 
 
 def _restore_header(x: Tensor, data: Tensor, place: tuple, asks: bool, grad: Tensor | None) -> None:
@@ -161,21 +161,16 @@ def modules_in(root: Any, depth: int = 3) -> Iterator[nn.Module]:
 
 
 def _parts(root: Any) -> Iterable[Any]:
-    if isinstance(root, (list, tuple)):
-        return root
-    if isinstance(root, dict):
-        return root.values()
+    if isinstance(root, (list, tuple, dict)):
+        return root.values() if isinstance(root, dict) else root
     if isinstance(root, functools.partial):
         return root.func, *root.args, *root.keywords.values()
     if isinstance(root, types.MethodType):
         return (root.__self__,)
     if isinstance(root, types.FunctionType):
-        parts: list[Any] = [root.__globals__.get(name) for name in root.__code__.co_names]
-        parts = [part for part in parts if isinstance(part, nn.Module)]
-        for cell in root.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
-                parts.append(cell.cell_contents)
-        return parts
+        named = map(root.__globals__.get, root.__code__.co_names)
+        filled = (cell.cell_contents for cell in root.__closure__ or () if cell != types.CellType())
+        return (*(value for value in named if isinstance(value, nn.Module)), *filled)
     has_parts = callable(root) and hasattr(root, "__dict__") and not isinstance(root, type)
     return vars(root).values() if has_parts else ()
 
@@ -318,15 +313,10 @@ def _asks_for_training(kind: type) -> bool:
 
 def _random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]:
     """Of torch, Python, numpy and a GPU: functions that set it, and what they take."""
-    states = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state(legacy=True)),
-    ]
-    if device.type == "cuda":
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generator = torch.cuda.default_generators[index]  # all of its state would take longer
+    states: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
+    states.append((np.random.set_state, np.random.get_state(legacy=False)))
+    if device.type == "cuda":  # a seed and an offset: to ask for all of the state takes longer
+        generator = torch.cuda.default_generators[device.index]
         states.append((generator.manual_seed, generator.initial_seed()))
         states.append((generator.set_offset, generator.get_offset()))
     return states
