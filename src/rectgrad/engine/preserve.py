@@ -11,10 +11,10 @@ import itertools
 import operator
 import random
 import threading
-import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,8 +26,7 @@ from rectgrad.engine.op import storage_id
 from rectgrad.engine.torch_private import is_view, tensors_in
 
 LONGEST = 10_000  # members of a list that is looked into, bytes of an array; more is data, not state
-_SETTLED = frozenset({Tensor, nn.Parameter})  # what these hold is there: they are not lazy
-_ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, types.FunctionType, types.MethodType})
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, FunctionType, MethodType})
 _CAN_BE_EMPTY = _ATOMS | {dict, OrderedDict, set, list, tuple}  # to ask these is quick and does nothing
 
 _chain = itertools.chain.from_iterable
@@ -70,9 +69,11 @@ class Snapshot:
 
     def _take(self, value: Any) -> Iterable[Any]:
         """Remember one value. What is inside of it, if it is a container other than a dictionary."""
-        kind = type(value)
-        if kind in _SETTLED:
-            self._tensors.append(value)
+        if isinstance(value, Tensor):
+            if is_lazy(value):
+                self.lazy = True
+            else:
+                self._tensors.append(value)
         elif isinstance(value, tuple):
             return value
         elif isinstance(value, nn.Module):
@@ -83,13 +84,9 @@ class Snapshot:
         elif isinstance(value, (list, set, deque)):
             self._contents.append((value, list(value)))
             return value if len(value) <= LONGEST else ()
-        elif is_lazy(value):
-            self.lazy = True
-        elif isinstance(value, Tensor):
-            self._tensors.append(value)
         elif isinstance(value, np.ndarray) and value.nbytes < LONGEST:
             self._contents.append((value, value.copy()))
-        elif hasattr(value, "__dict__") and (is_dataclass(kind) or isinstance(value, types.SimpleNamespace)):
+        elif hasattr(value, "__dict__") and (is_dataclass(type(value)) or isinstance(value, SimpleNamespace)):
             self._dicts.append(vars(value))
         return ()
 
@@ -165,11 +162,11 @@ def _parts(root: Any) -> Iterable[Any]:
         return root.values() if isinstance(root, dict) else root
     if isinstance(root, functools.partial):
         return root.func, *root.args, *root.keywords.values()
-    if isinstance(root, types.MethodType):
+    if isinstance(root, MethodType):
         return (root.__self__,)
-    if isinstance(root, types.FunctionType):
+    if isinstance(root, FunctionType):
         named = map(root.__globals__.get, root.__code__.co_names)
-        filled = (cell.cell_contents for cell in root.__closure__ or () if cell != types.CellType())
+        filled = (cell.cell_contents for cell in root.__closure__ or () if cell != CellType())
         return (*(value for value in named if isinstance(value, nn.Module)), *filled)
     has_parts = callable(root) and hasattr(root, "__dict__") and not isinstance(root, type)
     return vars(root).values() if has_parts else ()
@@ -307,7 +304,7 @@ def trains(module: nn.Module) -> bool:
 def _asks_for_training(kind: type) -> bool:
     """Whether the code of a class reads `training`."""
     own = (vars(each).values() for each in kind.__mro__ if not each.__module__.startswith("torch."))
-    functions = (value for value in _chain(own) if isinstance(value, types.FunctionType))
+    functions = (value for value in _chain(own) if isinstance(value, FunctionType))
     return any("training" in function.__code__.co_names for function in functions)
 
 
