@@ -167,6 +167,23 @@ def test_what_a_forward_pass_writes_is_put_back_after_an_error(write: str) -> No
         rectgrad.attribute(model, x, "rectgrad", 1)
 
 
+READ_ONLY = np.array([1.0, np.nan])
+READ_ONLY.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.eye(3).to_sparse(), np.array(1.0), READ_ONLY],
+    ids=["sparse tensor", "array without dimensions", "read-only NaN"],
+)
+def test_a_written_buffer_beside_an_unusual_attribute(value: Any) -> None:
+    model, x = Writer(buffer(2), lambda m, h: m.kept.add_(1)), images()
+    model.unusual = value
+    rectgrad.attribute(model, x, "rectgrad", 1)
+    assert model.kept.tolist() == [1.0, 1.0]
+    assert model.unusual is value
+
+
 def test_a_moving_average_stays_usable() -> None:
     """A buffer that was added to in place must not end up holding on to the graph of the explanation."""
     model, x = Writer(buffer(6), moving_average), images()

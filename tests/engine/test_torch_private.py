@@ -82,6 +82,12 @@ def test_a_wrong_answer_is_not_used(name: str, lie: object, monkeypatch: pytest.
     assert works(module)
 
 
+def test_an_import_inside_inference_mode() -> None:
+    with torch.inference_mode():
+        module = loaded()
+    assert works(module)
+
+
 def test_hooks_that_cannot_be_seen_may_always_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
     assert loaded().saved_tensor_hooks() is not None
