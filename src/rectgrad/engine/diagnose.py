@@ -38,8 +38,7 @@ def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = Non
 
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
-    outputs = getattr(passed.outputs, "logits", passed.outputs)
-    outputs = outputs if isinstance(outputs, Tensor) else scores
+    outputs = scores if request.answer is None else request.answer
     if _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.sums)) is None:
         return maps
     check_inputs(request.inputs)
@@ -70,8 +69,11 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
     """Run again, looking at every tensor. The maps, if all are finite."""
     from rectgrad.engine.request import Plan
 
+    met: list[tuple[Op, Tensor]] = []
+
     def look(op: Op, R: Tensor) -> None:
-        _check(R, "the gradient arriving at layer", op, again.trace)
+        if not met and not bool(R.isfinite().all()):
+            met.append((op, R.clone()))
 
     again = request.watched(look)
     forward = again.recording(Plan.of(method))
@@ -81,6 +83,8 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
             _check(op.output, "the output of layer", op, forward.trace)
     _check(outputs, "the model's output")
     maps: Maps = method.raw(again)
+    for op, R in met:
+        _check(R, "the gradient arriving at layer", op, again.trace)
     for x in maps:
         _check(x, "the gradient at the input")
     return maps

@@ -122,13 +122,11 @@ class Points:
 def separable(method: Any, request: Request) -> bool:
     """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
     output, nor by a method that may have values for each sample in a way unknown here."""
-    return (
-        request.n > 0
-        and request.graph is None  # of one batch size
-        and method.repeated(1, request.inputs) is not None
-        and (not callable(request.target) or type(request.target) is contrast)
-        and not (request.region is not None and request.region.trains)
-    )
+    trains = request.region is not None and request.region.trains
+    whole = callable(request.target) and type(request.target) is not contrast
+    if request.n == 0 or request.graph is not None or trains or whole:  # a graph is of one batch size
+        return False
+    return method.repeated(1, request.inputs) is not None
 
 
 def folds(method: Any, alone: Request) -> bool:

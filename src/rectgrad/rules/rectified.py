@@ -63,8 +63,7 @@ def rectified(
         return torch.where(passes.reshape(s.shape), R, 0)
 
     def why(op: Op, R: Tensor, row: int) -> str | None:
-        s = score(op, R, rule, eps).reshape(op.batch, -1)[row]
-        return advice(s, q, tau, interpolation)
+        return advice(score(op, R, rule, eps).reshape(op.batch, -1)[row], q, tau, interpolation)
 
     return Rule(apply, "rectified", reads="output", checks=True, advice=why)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule
-from rectgrad.ops.arguments import Slot
+from rectgrad.ops.arguments import Slot, fill
 
 FAR = 1e4  # a ratio of denominators from which on they are of another order of magnitude
 SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
@@ -113,9 +113,7 @@ def _given(op: Op, i: int) -> Any:
 
 
 def _operand(op: Op, i: int, like: Tensor) -> Tensor:
-    value = _given(op, i)
-    if type(value) is Slot:
-        return op.inputs[value]
+    value = fill(_given(op, i), op.inputs)
     return value if torch.is_tensor(value) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
