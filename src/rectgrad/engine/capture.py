@@ -48,29 +48,18 @@ class Guard:
     def check_inputs(self, inputs: Maps) -> None:
         for x, kind in zip(inputs, self._inputs, strict=True):
             if _kind(x) != kind:
-                raise StaleCaptureError(
-                    f"captured for {_words(kind)}, not for {_words(_kind(x))}; capture again"
-                )
+                raise StaleCaptureError(f"captured for {kind}, not for {_kind(x)}; capture again")
 
     def check_model(self) -> None:
         if [module.training for module in self._modules] != self._flags:
-            raise StaleCaptureError(
-                "the model's training flag has changed since it was captured; capture again"
-            )
+            raise StaleCaptureError("the model's training flag changed after the capture; capture again")
         for held, name, x, address in self._tensors:
             if held.get(name) is not x or x.data_ptr() != address:
-                raise StaleCaptureError(
-                    f"the weight {name!r} was replaced since it was captured; capture again"
-                )
+                raise StaleCaptureError(f"the weight {name!r} was replaced after the capture; capture again")
 
 
-def _kind(x: Tensor) -> tuple[Any, ...]:
-    return tuple(x.shape), x.dtype, x.device
-
-
-def _words(kind: tuple[Any, ...]) -> str:
-    shape, dtype, device = kind
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
 
 
 @functools.cache
@@ -84,53 +73,41 @@ class PassGraph:
 
     def __init__(self, request: Request, method: Any, guard: Guard) -> None:
         self._guard, self._inputs = guard, tuple(x.detach().clone() for x in request.inputs)
-        device = self._inputs[0].device
+        self._device = device = self._inputs[0].device
         self._index = torch.full((request.n,), -1, dtype=torch.long, device=device)
         self._open = not callable(request.target)
         settled = targets.Open(self._index) if self._open else request.resolved()
-        self._request = replace(request, inputs=self._inputs, settled=settled, target=None, unmixed=True)
-        self._last: Any = None
-        self._stream = _stream(device)
-        self._capture(lambda: self._pass(method))
-
-    def _pass(self, method: Any) -> tuple[Maps, Tensor, Tensor]:
-        """The raw maps, the outputs, and whether something calls for an ordinary call."""
-        request = replace(self._request, suspicions=[])
-        raw = method.raw(request)
-        if not isinstance(request.last, RecordedPass):
-            raise UnsupportedModelError("it needs the autograd bridge")
-        assert request.suspicions is not None
-        assert request.answer is not None
-        return raw, request.answer, torch.stack(request.suspicions).any()
+        request = replace(request, inputs=self._inputs, settled=settled, target=None, unmixed=True)
+        self._capture(lambda: _pass(request, method))
+        self._last = torch.cuda.current_stream(device)
 
     def _capture(self, work: Callable[[], tuple[Maps, Tensor, Tensor]]) -> None:
         from rectgrad.kernels.cuda import one_scratch
 
-        device = self._inputs[0].device
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream), torch.no_grad():
+        current, stream = torch.cuda.current_stream(self._device), _stream(self._device)
+        stream.wait_stream(current)
+        self._graph = graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), torch.no_grad():
             for _ in range(3):  # kernels are compiled and chosen, constants are made
                 work()
             self._constants = tuple(constants.values())  # a graph reads them as long as it lives
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(self._device)
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 with one_scratch():
-                    self._raw, self._outputs, self._suspicious = work()
+                    self._raw, self.outputs, self._suspicious = work()
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the cause is reported, not its consequence
                     graph.capture_end()
                 raise
             graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(self._stream)
-        self._graph = graph
+        current.wait_stream(stream)
 
     def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor] | None:
         """The raw maps and the outputs for other inputs; None if an ordinary call is needed. The model is
         checked while the device is at work."""
-        stream = torch.cuda.current_stream(self._inputs[0].device)
-        if self._last is not None and self._last != stream:
+        stream = torch.cuda.current_stream(self._device)
+        if self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream
         with torch.no_grad():
@@ -139,9 +116,20 @@ class PassGraph:
             if self._open:
                 self._index.fill_(-1) if index is None else self._index.copy_(index)
             self._graph.replay()
-            raw, outputs = tuple(x.clone() for x in self._raw), self._outputs.clone()
+            raw, outputs = tuple(x.clone() for x in self._raw), self.outputs.clone()
         self._guard.check_model()
         return None if bool(self._suspicious) else (raw, outputs)
+
+
+def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
+    """The raw maps, the outputs, and whether something calls for an ordinary call."""
+    suspicions: list[Tensor] = []
+    request = replace(request, suspicions=suspicions)
+    raw = method.raw(request)
+    if not isinstance(request.last, RecordedPass):
+        raise UnsupportedModelError("it needs the autograd bridge")
+    assert request.answer is not None
+    return raw, request.answer, torch.stack(suspicions).any()
 
 
 class Captured:
@@ -149,8 +137,7 @@ class Captured:
 
     def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Maps]) -> None:
         """ordinary: (inputs, target) -> maps, by an ordinary call."""
-        self._method, self._ordinary, self._target = method, ordinary, request.target
-        self._request = request
+        self._method, self._ordinary, self._request = method, ordinary, request
         self._guard = Guard(request.model, request.inputs)
         self._lock = threading.Lock()
         self._graph: PassGraph | None = None
@@ -163,20 +150,17 @@ class Captured:
             self._graph = self._made(inner)
 
     def _made(self, method: Any) -> PassGraph:
-        request = self._request
+        request, refused = self._request, "the model cannot be captured"
         passed = request.recording_of(method)
         if request.n > 1 and method.per_sample and mixes_samples(request, passed):
-            raise UnsupportedModelError("the model cannot be captured: it folds other things into the batch")
+            raise UnsupportedModelError(f"{refused}: it folds other things into the batch")
         try:
             return PassGraph(request, method, self._guard)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"the model cannot be captured: {error}") from None
+            raise UnsupportedModelError(f"{refused}: {error}") from None
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise UnsupportedModelError(
-                "the model cannot be captured: its control flow depends on values, or it waits for the "
-                f"device ({reason})"
-            ) from error
+            why = "its control flow depends on values, or it waits for the device"
+            raise UnsupportedModelError(f"{refused}: {why} ({str(error).splitlines()[0]})") from error
 
     @property
     def replays(self) -> bool:
@@ -185,38 +169,30 @@ class Captured:
 
     def maps(self, inputs: Maps, target: Any) -> Maps:
         self._guard.check_inputs(inputs)
-        if callable(self._target) and target is not None:
+        fixed = self._request.target
+        if callable(fixed) and target is not None:
             raise ValueError("the target was given at capture and is fixed; leave it out")
+        asked = fixed if target is None else target
         if self._graph is None:
             self._guard.check_model()
         with self._lock:
-            found = self._replayed(inputs, target) if self._graph is not None else None
-        return (
-            found if found is not None else self._ordinary(inputs, self._target if target is None else target)
-        )
+            found = None if self._graph is None else self._replayed(self._graph, inputs, asked)
+        return self._ordinary(inputs, asked) if found is None else found
 
-    def _replayed(self, inputs: Maps, target: Any) -> Maps | None:
-        assert self._graph is not None
-        given = self._target if target is None else target
-        index = None
-        if given is not None and not callable(given):
-            index = targets.indices(self._graph._outputs, given, len(inputs[0]))
+    def _replayed(self, graph: PassGraph, inputs: Maps, asked: Any) -> Maps | None:
+        """None if an ordinary call is needed. An average replays the inner method's graph at every point."""
+        index = None if asked is None or callable(asked) else targets.indices(graph.outputs, asked)
         if self._method.one_backward:
-            found = self._graph.run(inputs, index)
+            found = graph.run(inputs, index)
             return None if found is None else self._method.finish(found[0], inputs)
-        return self._averaged(inputs, index)
-
-    def _averaged(self, inputs: Maps, index: Tensor | None) -> Maps | None:
-        """An average: the inner method's graph at every point."""
-        assert self._graph is not None
-        if index is None and not callable(self._target):
-            found = self._graph.run(inputs, None)
+        if asked is None:  # the class is that of the clean inputs
+            found = graph.run(inputs, None)
             if found is None:
                 return None
-            index = targets.indices(found[1], None, len(inputs[0]))
+            index = targets.indices(found[1], None)
         settled = self._request.resolved() if index is None else targets.Picked(index)
         request = replace(
-            self._request, inputs=inputs, settled=settled, target=None, graph=self._graph, region=None
+            self._request, inputs=inputs, settled=settled, target=None, graph=graph, region=None
         )
         try:
             return self._method.maps(request)

@@ -16,137 +16,108 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, per_sample
+from rectgrad.engine.op import Op, first, per_sample
 
 if TYPE_CHECKING:
-    from rectgrad.engine.backward import Pass
+    from rectgrad.engine.backward import Maps, Pass
     from rectgrad.engine.request import Plan, Request
     from rectgrad.engine.trace import Trace
-
-Maps = tuple[Tensor, ...]
 
 
 def check_inputs(inputs: Maps) -> None:
     for x in inputs:
-        if not bool(x.isfinite().all()):
-            raise ValueError(f"the input of shape {tuple(x.shape)} contains {_what(x)}")
+        _check(x, f"the input of shape {tuple(x.shape)}")
+
+
+def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = None) -> None:
+    """An error if x is not finite: `what` it is, and the op's layer."""
+    if not bool(x.isfinite().all()):
+        layer = f" {trace.layer_of(op)!r} ({op.name})" if op is not None and trace is not None else ""
+        raise ValueError(f"{what}{layer} contains {'NaN' if bool(x.isnan().any()) else 'an infinity'}")
 
 
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
-    outputs = getattr(passed.outputs, "logits", passed.outputs)
-    outputs = outputs if isinstance(outputs, Tensor) else scores
-    finite = all_finite((*request.inputs, outputs, scores, *maps), passed.sums)
-    if request.suspicions is not None:
-        request.suspicions.append(~finite)
-        return maps
-    if bool(finite):
+    outputs = scores if request.answer is None else request.answer
+    if _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.sums)) is None:
         return maps
     check_inputs(request.inputs)
     found = _find(request, method, outputs)
     return maps if all(bool(x.isfinite().all()) for x in maps) else found  # a sum overflowed, nothing else
 
 
-def all_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
-    """Whether all of these are finite: one flag on the device."""
-    values = [_sum(x) for x in tensors] + [s for s in sums if isinstance(s, Tensor)]
+def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
+    """Which of these are not finite, by their sums, on the device."""
+    values = [x.sum(dtype=torch.float32 if x.element_size() < 4 else None) for x in tensors]
+    values += [s for s in sums if isinstance(s, Tensor)]
     dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
     device = tensors[-1].device
-    stacked = torch.stack([s.detach().reshape(()).to(device, dtype) for s in values])
-    finite = stacked.isfinite().all()
+    wrong = ~torch.stack([s.detach().reshape(()).to(device, dtype) for s in values]).isfinite()
     numbers = all(math.isfinite(s) for s in sums if not isinstance(s, Tensor))
-    return finite if numbers else torch.zeros_like(finite)
+    return wrong if numbers else torch.ones_like(wrong)
 
 
-def _sum(x: Tensor) -> Tensor:
-    return x.sum(dtype=torch.float32 if x.element_size() < 4 else None)
-
-
-def _what(x: Tensor) -> str:
-    return "NaN" if bool(x.isnan().any()) else "an infinity"
+def _first_wrong(request: Request, wrong: Tensor) -> int | None:
+    """Where the first one is, or None; a capture remembers a flag instead of waiting for the device."""
+    if request.suspicions is not None:
+        request.suspicions.append(wrong.any())
+        return None
+    return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
 
 
 def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
     """Run again, looking at every tensor. The maps, if all are finite."""
     from rectgrad.engine.request import Plan
 
-    again = request.watched(_look)
+    met: list[tuple[Op, Tensor]] = []
+
+    def look(op: Op, R: Tensor) -> None:
+        if not met and not bool(R.isfinite().all()):
+            met.append((op, R.clone()))
+
+    again = request.watched(look)
     forward = again.recording(Plan.of(method))
     forward.close()
     for op in forward.ops:
-        if op._output is not None and not bool(op.output.isfinite().all()):
-            layer = forward.trace.layer_of(op)
-            raise ValueError(f"the output of layer {layer!r} ({op.name}) contains {_what(op.output)}")
-    if not bool(outputs.isfinite().all()):
-        raise ValueError(f"the model's output contains {_what(outputs)}")
-    try:
-        maps: Maps = method.raw(again)
-    except _NotFiniteError as found:
-        assert again.trace is not None
-        layer = again.trace.layer_of(found.op)
-        sentence = f"the gradient arriving at layer {layer!r} ({found.op.name}) contains {_what(found.R)}"
-        raise ValueError(sentence) from None
+        if op._output is not None:
+            _check(op.output, "the output of layer", op, forward.trace)
+    _check(outputs, "the model's output")
+    maps: Maps = method.raw(again)
+    for op, R in met:
+        _check(R, "the gradient arriving at layer", op, again.trace)
     for x in maps:
-        if not bool(x.isfinite().all()):
-            raise ValueError(f"the gradient at the input contains {_what(x)}")
+        _check(x, "the gradient at the input")
     return maps
-
-
-class _NotFiniteError(Exception):
-    def __init__(self, op: Op, R: Tensor) -> None:
-        self.op, self.R = op, R
-
-
-def _look(op: Op, R: Tensor) -> None:
-    if not bool(R.isfinite().all()):
-        raise _NotFiniteError(op, R)
 
 
 def warn_if_nothing_passed(request: Request, method: Any, plan: Plan, maps: Maps) -> None:
     """Name the layer that stopped a map that is zero, and what would let something through."""
-    if not plan.thresholds:
+    if not plan.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
-    if request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any()):
-        return
-    zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
-    if _noted(request, zero) or not bool(zero.any()):
-        return
-    sample = int(zero.nonzero()[0])
-    sentence = _stopped_at(request, method, plan, sample)
-    if sentence:
+    sample = _first_wrong(request, torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0))
+    if sample is not None and (sentence := _stopped_at(request, plan, sample)):
         warn(f"the map of sample {request.offset + sample} is zero: {sentence}")
 
 
-def _stopped_at(request: Request, method: Any, plan: Plan, sample: int) -> str | None:
+def _stopped_at(request: Request, plan: Plan, sample: int) -> str | None:
     """The last layer that the sample's gradient reached: it let nothing through."""
     row = sample
     if request.passed is None:
         request, row = request.rows(sample, sample + 1), 0
     again = request.passed or request.recording(plan, named=True)
-    found: list[tuple[Op, Tensor]] = []
+    last: list[tuple[Op, str | None]] = []
 
     def look(op: Op, R: Tensor) -> None:
-        if op.family in ops.RECTIFIERS and not op.facts.gate:
-            rows = R.reshape(op.batch, -1)
-            if bool((rows[row] != 0).any()):
-                found[:] = [(op, R.detach().clone())]
-                advice[:] = [_advice(op, R, row)]
+        if op.family in ops.RECTIFIERS and not op.facts.gate and bool(R.reshape(op.batch, -1)[row].any()):
+            last[:] = [(op, _advice(op, R, row))]
 
-    advice: list[str | None] = []
     scores = again.scores(request.resolved(again.outputs))
     again.backward(plan, scores, once=False, observe=look)
-    if not advice or not advice[0]:
-        return _masked(again, plan, scores, row)
-    op, R = found[0]
-    units = R.numel() // op.batch
-    return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice[0]}"
-
-
-def _noted(request: Request, wrong: Tensor) -> bool:
-    """In a capture, remember a flag on the device instead of reading it now."""
-    if request.suspicions is not None:
-        request.suspicions.append(wrong.any())
-    return request.suspicions is not None
+    for op, advice in last:
+        if advice:
+            units = math.prod(op.shape) // op.batch
+            return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
+    return _masked(again, plan, scores, row)
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
@@ -154,10 +125,8 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
     rule = op.state.rules[op.family]
     if rule.advice is not None:
         return rule.advice(op, R, row)
-    result = rule.apply(op, R)
-    grad = result[0] if isinstance(result, tuple) else result
-    passed = bool((torch.as_tensor(grad).reshape(op.batch, -1)[row] != 0).any())
-    return None if passed else f"by the rule {rule.name!r}"
+    grad = first(rule.apply(op, R))
+    return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
 
 
 def _masked(again: Pass, plan: Plan, scores: Tensor, sample: int) -> str | None:
@@ -165,21 +134,20 @@ def _masked(again: Pass, plan: Plan, scores: Tensor, sample: int) -> str | None:
     if "conv" not in plan.rules:
         return None
     without = replace(plan, rules={family: rule for family, rule in plan.rules.items() if family != "conv"})
-    maps = again.backward(without, scores, once=False)
-    if not any(bool(x[sample].any()) for x in maps):
-        return None
-    return "all that passed was at positions where convolutions saw padding; padding_trick=False keeps it"
+    if any(bool(x[sample].any()) for x in again.backward(without, scores, once=False)):
+        return "all that passed was at positions where convolutions saw padding; padding_trick=False keeps it"
+    return None
 
 
 def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> None:
     """DeepLIFT's contributions should sum to the difference of the scores: say if they do not."""
-    assert trace.completeness_error is not None
+    error = trace.completeness_error
+    assert error is not None
     if request.region is not None and request.region.trains:
         return  # batch statistics are no function of the sample, which has its own warning
-    wrong = trace.completeness_error.abs() > 0.05 * difference.abs() + 1e-4
-    if not _noted(request, wrong) and bool(wrong.any()):
-        i = int(wrong.nonzero()[0])
-        total, right = float(difference[i] + trace.completeness_error[i]), float(difference[i])
+    i = _first_wrong(request, error.abs() > 0.05 * difference.abs() + 1e-4)
+    if i is not None:
+        total, right = float(difference[i] + error[i]), float(difference[i])
         plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
         sums = f"DeepLIFT's map of sample {request.offset + i} sums to {total:.4g} instead of {right:.4g}"
         warn(f"{sums}{plain}; another baseline may do better")
@@ -194,10 +162,9 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
         return
     total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
     largest = per_sample(request.answer.detach()).double().abs().amax(1)
-    wrong = total.abs() > EXPLODED * largest
-    if _noted(request, wrong) or not bool(wrong.any()):
+    i = _first_wrong(request, total.abs() > EXPLODED * largest)
+    if i is None:
         return
-    i = int(wrong.nonzero()[0])
     score = float(request.resolved()(request.answer)[i])
     layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
     warn(

@@ -64,10 +64,6 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).norm() <= tolerance * a.norm())
 
 
-class SamplesMetError(Exception):
-    """A pass of several copies is not what they are alone."""
-
-
 class Points:
     """Asks a method about a request at many points."""
 
@@ -82,11 +78,7 @@ class Points:
         points = iter(points)
         if count >= FEWEST and separable(self.method, self.request):
             yield self._first(next(points))
-        while group := list(islice(points, self._room())):
-            yield from self._group(group)
-
-    def _room(self) -> int:
-        return self.size if self.confirmed or self.size == 1 else self.size - 1
+        yield from self._grouped(points)
 
     def _first(self, point: Maps) -> Maps:
         """One copy alone; what it takes says how many of them fit into a pass."""
@@ -96,7 +88,12 @@ class Points:
             self.witness, self.size = Witness(point, maps, alone.answer), fitting(alone)
         return maps
 
-    def _group(self, group: list[Maps]) -> list[Maps]:
+    def _grouped(self, points: Iterator[Maps]) -> Iterator[Maps]:
+        """As many in one pass as fit, with the witness until it has confirmed one."""
+        while group := list(islice(points, max(1, self.size - (not self.confirmed)))):
+            yield from self._group(group)
+
+    def _group(self, group: list[Maps]) -> Iterable[Maps]:
         """In one pass; where that fails, in smaller ones; at last one by one."""
         if self.size == 1:
             return [self.ask(self.method, self.request.at(point)) for point in group]
@@ -106,22 +103,18 @@ class Points:
             self.size = self.size // 2 if out_of_memory(error) else 1
         if self.request.region is not None:
             self.request.region.restore()
-        found: list[Maps] = []
-        while rest := group[len(found) :]:
-            found += self._group(rest[: self._room()])
-        return found
+        return self._grouped(iter(group))
 
     def _together(self, group: list[Maps]) -> list[Maps]:
         assert self.witness is not None
         points = group if self.confirmed else [*group, self.witness.point]
-        joined, k = self.request.at_once(points), len(points)
+        joined, k, rows = self.request.at_once(points), len(points), self.request.n
         maps = self.ask(self.method.repeated(k, self.request.inputs), joined)
-        answer, rows = joined.answer, self.request.n
-        if answer is None or answer.shape != (k * rows, *self.witness.outputs.shape[1:]):
-            raise SamplesMetError
+        answer: Any = joined.answer
+        apart = answer is not None and answer.shape == (k * rows, *self.witness.outputs.shape[1:])
         parts = list(zip(*(m.chunk(k) for m in maps), strict=True))
-        if not self.confirmed and not self.witness.confirms(parts[-1], answer[-rows:]):
-            raise SamplesMetError
+        if not apart or not (self.confirmed or self.witness.confirms(parts[-1], answer[-rows:])):
+            raise ValueError("a pass of several copies is not what they are alone")
         self.confirmed = True
         return parts[: len(group)]
 
@@ -129,13 +122,11 @@ class Points:
 def separable(method: Any, request: Request) -> bool:
     """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
     output, nor by a method that may have values for each sample in a way unknown here."""
-    return (
-        request.n > 0
-        and request.graph is None  # of one batch size
-        and method.repeated(1, request.inputs) is not None
-        and (not callable(request.target) or type(request.target) is contrast)
-        and not (request.region is not None and request.region.trains)
-    )
+    trains = request.region is not None and request.region.trains
+    whole = callable(request.target) and type(request.target) is not contrast
+    if request.n == 0 or request.graph is not None or trains or whole:  # a graph is of one batch size
+        return False
+    return method.repeated(1, request.inputs) is not None
 
 
 def folds(method: Any, alone: Request) -> bool:
@@ -151,15 +142,8 @@ def fitting(alone: Request) -> int:
     assert alone.answer is not None
     device = alone.answer.device
     numbers = sum(prod(row.shape) for row in alone.trace.rows) + sum(x.numel() for x in alone.inputs)
-    most = BYTES.get(device.type, BYTES["cpu"])
-    if device.type == "cuda":
-        most = min(most, free_memory(device) // 2)
-    by_bytes = most // max(1, numbers * alone.inputs[0].element_size())
-    by_rows = ROWS.get(device.type, ROWS["cpu"]) // alone.n
-    return max(1, min(by_bytes, by_rows))
-
-
-def free_memory(device: torch.device) -> int:
-    """What is free on a GPU, or held by torch without use."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    most, rows = (limits.get(device.type, limits["cpu"]) for limits in (BYTES, ROWS))
+    if device.type == "cuda":  # half of what is free, or held by torch without use
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
+    return max(1, min(most // max(1, numbers * alone.inputs[0].element_size()), rows // alone.n))

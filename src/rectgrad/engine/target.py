@@ -21,8 +21,8 @@ class contrast:  # noqa: N801 - reads as a function: target=contrast(281, 285)
 
     def __call__(self, outputs: Any) -> Tensor:
         scores = logits(outputs)
-        n = scores.shape[0]
-        return pick(scores, indices(scores, self.a, n)) - pick(scores, indices(scores, self.b, n))
+        a, b = (Picked(indices(scores, target)) for target in (self.a, self.b))
+        return a(scores) - b(scores)
 
     def __repr__(self) -> str:
         return f"contrast({self.a!r}, {self.b!r})"
@@ -50,7 +50,9 @@ class Picked:
         return self
 
     def __call__(self, outputs: Any) -> Tensor:
-        return pick(logits(outputs), self.index)
+        """scores[i, index[i]] for each sample i."""
+        scores = logits(outputs)
+        return scores if scores.dim() == 1 else scores.gather(1, self.index.unsqueeze(1)).squeeze(1)
 
     def gradient(self, outputs: Tensor) -> Tensor:
         """Of the scores' sum: 1 where an output was picked."""
@@ -70,10 +72,8 @@ class Open(Picked):
     """One class for each sample, or -1 for the largest output: which one is seen when there are outputs."""
 
     def at(self, outputs: Any) -> Picked:
-        scores = logits(outputs)
-        if scores.dim() == 1:
-            return self
-        return Picked(torch.where(self.index < 0, scores.detach().argmax(1), self.index))
+        largest = indices(logits(outputs), None)
+        return Picked(torch.where(self.index < 0, largest, self.index))
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,18 @@ class Given:
         return self
 
     def __call__(self, outputs: Any) -> Tensor:
-        return _checked(self.target, outputs, self.n)
+        scores, said = self.target(outputs), "the callable target returned"
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"{said} {_describe(scores)}; it must return a tensor ({self.n},)")
+        if scores.shape != (self.n,):
+            raise ValueError(f"{said} shape {tuple(scores.shape)}; it must be ({self.n},)")
+        return scores
 
     def rows(self, start: int, stop: int) -> Given:
         return Given(narrow(self.target, start, stop, self.n), stop - start)
 
     def copies(self, k: int) -> Given:
-        return Given(repeated(self.target, k), k * self.n)
+        return Given(_changed(self.target, self.n, lambda index: index.repeat(k)), k * self.n)
 
 
 Scores = Picked | Given
@@ -104,39 +109,31 @@ def resolve(target: Any, outputs: Any, n: int) -> Scores:
     if callable(target):
         return Given(target, n)
     scores = logits(outputs)
-    if scores.dim() == 0 or scores.shape[0] != n:
-        raise ValueError(
-            f"the model returned shape {tuple(scores.shape)} for {n} samples; give a callable target that "
-            f"returns shape ({n},)"
-        )
-    return Picked(indices(scores, target, n))
+    if scores.shape[:1] != (n,):
+        advice = f"give a callable target that returns shape ({n},)"
+        raise ValueError(f"the model returned shape {tuple(scores.shape)} for {n} samples; {advice}")
+    return Picked(indices(scores, target))
 
 
-def indices(scores: Tensor, target: Any, n: int) -> Tensor:
+def indices(scores: Tensor, target: Any) -> Tensor:
     """The class to explain for each sample, shape (N,)."""
-    if scores.dim() == 1:
-        scores = scores.unsqueeze(1)
-    if scores.dim() != 2:
+    scores = scores.unsqueeze(1) if scores.dim() == 1 else scores
+    shape = tuple(scores.shape)
+    if len(shape) != 2:
         raise ValueError(
-            f"the model's output has shape {tuple(scores.shape)}, not (N, classes); give a callable target, "
-            f"for example target=lambda out: out[:, 3].mean(dim={tuple(range(1, scores.dim() - 1))})"
+            f"the model's output has shape {shape}, not (N, classes); give a callable target, for example "
+            f"target=lambda out: out[:, 3].mean(dim={tuple(range(1, len(shape) - 1))})"
         )
-    if scores.shape[1] == 0:
-        raise ValueError(f"the model's output has shape {tuple(scores.shape)}: it has no classes")
+    n, classes = shape
+    if classes == 0:
+        raise ValueError(f"the model's output has shape {shape}: it has no classes")
     if target is None:
         return scores.detach().argmax(1)
-    index = _as_integers(target)  # checked where it is: to ask a GPU is to wait for it
-    index = index.clone() if index.is_inference() else index
-    if index.dim() > 0 and index.shape != (n,):
-        raise ValueError(
-            f"target has shape {tuple(index.shape)}; one class for each of {n} samples is needed"
-        )
-    outside = index[(index < 0) | (index >= scores.shape[1])]
+    index = _as_integers(target, n)  # checked where it is: to ask a GPU is to wait for it
+    outside = index[(index < 0) | (index >= classes)]
     if outside.numel():
-        raise ValueError(
-            f"target {int(outside[0])} is out of range: the model has {scores.shape[1]} outputs, "
-            f"0 to {scores.shape[1] - 1}"
-        )
+        valid = f"the model has {classes} outputs, 0 to {classes - 1}"
+        raise ValueError(f"target {int(outside[0])} is out of range: {valid}")
     if index.dim() == 0:
         return torch.full((n,), int(index), device=scores.device)
     if scores.is_cuda and not index.is_cuda:
@@ -144,64 +141,40 @@ def indices(scores: Tensor, target: Any, n: int) -> Tensor:
     return index.to(scores.device, non_blocking=True)
 
 
-def _as_integers(target: Any) -> Tensor:
+def _as_integers(target: Any, n: int) -> Tensor:
+    """A copy of the classes that a target names: one for all, or one for each of n samples."""
     try:
         index = torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError):
         index = None
-    if index is None or index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool:
+    if index is None or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise TypeError(
-            f"target must be None, an int, a list or integer tensor with one class for each sample, or a "
+            "target must be None, an int, a list or integer tensor with one class for each sample, or a "
             f"callable; got {target!r}"
         )
-    return index.long()
-
-
-def pick(scores: Tensor, index: Tensor) -> Tensor:
-    """scores[i, index[i]] for each sample i."""
-    if scores.dim() == 1:
-        return scores
-    return scores.gather(1, index.unsqueeze(1)).squeeze(1)
+    if index.dim() > 0 and index.shape != (n,):
+        shape = tuple(index.shape)
+        raise ValueError(f"target has shape {shape}; one class for each of {n} samples is needed")
+    return index.to(torch.long, copy=True)  # the caller's may be an inference tensor
 
 
 def narrow(target: Any, start: int, stop: int, n: int) -> Any:
-    """The target of samples start to stop, where it names a class for each sample."""
+    """The target of samples start to stop, where it names a class for each of n samples."""
+    return _changed(target, n, lambda index: index[start:stop])
+
+
+def _changed(target: Any, n: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """The target with its classes changed, where it names one for each of n samples."""
     if isinstance(target, contrast):
-        return contrast(narrow(target.a, start, stop, n), narrow(target.b, start, stop, n))
+        return contrast(_changed(target.a, n, change), _changed(target.b, n, change))
     if target is None or callable(target) or isinstance(target, int):
         return target
-    index = _as_integers(target)
-    if index.dim() == 0:
-        return target
-    if index.shape != (n,):
-        raise ValueError(
-            f"target has shape {tuple(index.shape)}; one class for each of {n} samples is needed"
-        )
-    return index[start:stop]
-
-
-def repeated(target: Any, k: int) -> Any:
-    """The target of k copies of the samples, where it names a class for each sample."""
-    if isinstance(target, contrast):
-        return contrast(repeated(target.a, k), repeated(target.b, k))
-    if callable(target) or isinstance(target, int):
-        return target
-    index = _as_integers(target)
-    return index.repeat(k) if index.dim() else target
-
-
-def _checked(target: Callable[[Any], Any], outputs: Any, n: int) -> Tensor:
-    scores = target(outputs)
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"the callable target returned {_describe(scores)}; it must return a tensor ({n},)")
-    if scores.shape != (n,):
-        raise ValueError(f"the callable target returned shape {tuple(scores.shape)}; it must be ({n},)")
-    return scores
+    index = _as_integers(target, n)
+    return change(index) if index.dim() else target
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, dict):
         return f"a dict with {', '.join(map(repr, list(value)[:6]))}"
-    return f"a {type(value).__name__}"
+    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"a {type(value).__name__}{size}"

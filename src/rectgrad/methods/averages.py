@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rectgrad.engine.op import per_sample
+from rectgrad.engine.op import per_sample, wide
 from rectgrad.engine.points import Ask, Points
 from rectgrad.engine.request import Request
 from rectgrad.methods.baseline import baseline_rows, baselines, differences_times
 from rectgrad.methods.control import bytes_of, generator_of
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
-from rectgrad.methods.options import check_baseline, option
+from rectgrad.methods.options import check_baseline, option, wrong_option
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Average(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.over, Method):
-            name = type(self).__name__
-            raise TypeError(f"{name}: over must be a method or its name, not {self.over!r}")
+            raise wrong_option(self, "over", TypeError, "a method or its name")
 
     @property
     def uses_rules(self) -> bool:
@@ -78,7 +78,8 @@ class SmoothGrad(Average):
         rows = []
         for own in values:
             generator = generator_of(str(self.seed).encode(), str(j).encode(), own)
-            rows.append([_normal(x.shape[1:], generator) for x in inputs])
+            normal = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
+            rows.append([normal(x.shape[1:]) for x in inputs])
         return (torch.stack(parts).to(x) for x, parts in zip(inputs, zip(*rows, strict=True), strict=True))
 
 
@@ -98,7 +99,7 @@ class IntegratedGradients(Average):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.quadrature == "trapezoid" and self.steps < 2:
-            raise ValueError(f"IntegratedGradients: steps must be at least 2, not {self.steps!r}")
+            raise wrong_option(self, "steps", ValueError, "at least 2")
         check_baseline(self)
 
     def raw(self, request: Request) -> Maps:
@@ -132,13 +133,9 @@ def weighted_sum(terms: Any) -> Maps:
     total: list[Tensor] = []
     for weight, maps in terms:
         kinds = [m.dtype for m in maps]
-        wide = [weight * (m.float() if m.element_size() < 4 else m) for m in maps]
-        total = [a + b for a, b in zip(total, wide, strict=True)] if total else wide
+        added = [weight * wide(m) for m in maps]
+        total = [a + b for a, b in zip(total, added, strict=True)] if total else added
     return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
-
-
-def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _range(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,9 +28,8 @@ def _like(value: Any, x: Tensor) -> Tensor:
     try:
         return value.detach().to(x).expand(x.shape)
     except RuntimeError:
-        raise ValueError(
-            f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
-        ) from None
+        shapes = f"baseline of shape {tuple(value.shape)} does not broadcast to the input's {tuple(x.shape)}"
+        raise ValueError(shapes) from None
 
 
 def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
@@ -39,16 +39,16 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
 
 def baseline_rows(baseline: Any, start: int, stop: int, inputs: Tensors) -> Any:
     """The baseline of some samples, if it has one row for each."""
-    if isinstance(baseline, tuple):
-        pairs = zip(baseline, inputs, strict=True)
-        return tuple(baseline_rows(b, start, stop, (x,)) for b, x in pairs)
-    whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
-    return baseline[start:stop] if whole else baseline
+    return _changed(baseline, inputs, lambda rows: rows[start:stop])
 
 
 def repeated_baseline(baseline: Any, k: int, inputs: Tensors) -> Any:
     """The baseline of k copies of the samples, if it has one row for each."""
+    return _changed(baseline, inputs, lambda rows: torch.cat([rows] * k))
+
+
+def _changed(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(baseline, tuple):
-        return tuple(repeated_baseline(b, k, (x,)) for b, x in zip(baseline, inputs, strict=True))
+        return tuple(_changed(b, (x,), change) for b, x in zip(baseline, inputs, strict=True))
     whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
-    return torch.cat([baseline] * k) if whole else baseline
+    return change(baseline) if whole else baseline

@@ -44,12 +44,9 @@ def name_of(method: Method) -> str:
 def describe(method: Method) -> str:
     """A method's name and the options that differ from the listed ones."""
     name = name_of(method)
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
     listed = METHODS.get(name, method)
-    changed = [
-        f"{field.name}={_short(getattr(method, field.name))}"
-        for field in fields(method)
-        if getattr(method, field.name) != getattr(listed, field.name)
-    ]
+    changed = [f"{key}={_short(value)}" for key, value in values.items() if value != getattr(listed, key)]
     return " ".join([name.replace("_", " "), *changed])
 
 
@@ -64,34 +61,25 @@ def _short(value: Any) -> str:
 
 def as_method(method: Any, options: dict[str, Any]) -> Method:
     """A method from its name and options, or as it is."""
+    names = f"methods are {', '.join(METHODS)}"
     if isinstance(method, str):
-        return _configured(_named(method), method, options)
+        if method not in METHODS:
+            raise ValueError(f"unknown method {method!r}; {names}")
+        return _configured(method, options)
     if not isinstance(method, Method):
-        raise TypeError(f"method must be a name or an instance of a method, not {method!r}; {_names()}")
+        raise TypeError(f"method must be a name or an instance of a method, not {method!r}; {names}")
     if options:
-        raise TypeError(
-            f"options ({', '.join(options)}) go with a method's name; {method!r} has its own: use "
-            "dataclasses.replace"
-        )
+        given = f"options ({', '.join(options)}) go with a method's name"
+        raise TypeError(f"{given}; {method!r} has its own: use dataclasses.replace")
     return method
 
 
-def _named(name: str) -> Method:
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; {_names()}")
-    return METHODS[name]
-
-
-def _names() -> str:
-    return f"methods are {', '.join(METHODS)}"
-
-
-def _configured(method: Method, name: str, options: dict[str, Any]) -> Method:
-    known = [field.name for field in fields(method)]
+def _configured(name: str, options: dict[str, Any]) -> Method:
+    known = [field.name for field in fields(METHODS[name])]
     for option in options:
         if option not in known:
             valid = f"its options are {', '.join(known)}" if known else "it has no options"
             raise TypeError(f"method {name!r} has no option {option!r}; {valid}")
     if isinstance(options.get("over"), str):
-        options = {**options, "over": _named(options["over"])}
-    return replace(method, **options)
+        options = {**options, "over": as_method(options["over"], {})}
+    return replace(METHODS[name], **options)

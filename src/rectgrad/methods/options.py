@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
@@ -16,20 +16,14 @@ from torch import Tensor
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    choices: Sequence[str] = (),
+    default: Any, help: str, *, low: float = -math.inf, high: float = math.inf, choices: Sequence[str] = ()
 ) -> Any:
     """A field of a method. The command line, the explorer and the docs take its help text from here.
 
     A number lies between `low` and `high`, both included; a string is one of `choices`.
     """
-    return field(
-        default=default, metadata={"help": help, "low": low, "high": high, "choices": tuple(choices)}
-    )
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices)}
+    return field(default=default, metadata=metadata)
 
 
 def help_of(method: Any, name: str) -> str:
@@ -59,56 +53,45 @@ def _declared(field: Field[Any]) -> str:
 def check(method: Any) -> None:
     """Every field against its declared type, range and choices."""
     for each in fields(method):
-        declared = _declared(each)
+        declared, value = _declared(each), getattr(method, each.name)
         kind = declared.removesuffix(" | None")
-        if getattr(method, each.name) is None and kind != declared:
+        if value is None and kind != declared:
             continue
-        checker = _CHECKS.get(kind)
-        if checker is not None:
-            checker(method, each.name, each.metadata)
+        if kind in ("int", "float"):
+            value = _plain(value, kind)
+            object.__setattr__(method, each.name, value)
+        if wrong := _wrong(value, kind, each.metadata):
+            raise wrong_option(method, each.name, *wrong)
 
 
-def _number(method: Any, name: str, declared: Any) -> None:
-    low, high = declared.get("low", -math.inf), declared.get("high", math.inf)
-    value = getattr(method, name)
-    if not isinstance(value, (int, float)) and hasattr(value, "item"):  # numpy's and torch's scalars
-        with contextlib.suppress(ValueError, RuntimeError):
-            value = value.item()
-            object.__setattr__(method, name, value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(method, name, "a number", TypeError)
+def _plain(value: Any, kind: str) -> Any:
+    """A scalar of numpy or torch as a number of Python, anything else as it is."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            return value.__index__() if kind == "int" else value.item()
+    return value
+
+
+def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] | None:
+    """The kind of error and what would be valid; None if the value is."""
+    choices, low, high = (
+        declared.get("choices"),
+        declared.get("low", -math.inf),
+        declared.get("high", math.inf),
+    )
+    if kind == "bool" and not isinstance(value, bool):
+        return TypeError, "True or False"
+    if kind == "str" and choices and value not in choices:
+        return ValueError, f"one of {', '.join(map(repr, choices))}"
+    if kind not in ("int", "float"):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else (int, float)):
+        return TypeError, "an integer" if kind == "int" else "a number"
     bounded = low > -math.inf
-    if math.isnan(value) or (bounded and math.isinf(value)) or not low <= value <= high:
-        wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-        raise _wrong(method, name, wanted if bounded else "a number", ValueError)
-
-
-def _integer(method: Any, name: str, declared: Any) -> None:
-    value, low = getattr(method, name), declared.get("low", -math.inf)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise _wrong(method, name, "an integer", TypeError)
-    object.__setattr__(method, name, value.__index__())
-    if value < low:
-        raise _wrong(method, name, f"at least {low:g}", ValueError)
-
-
-def _flag(method: Any, name: str, declared: Any) -> None:
-    if not isinstance(getattr(method, name), bool):
-        raise _wrong(method, name, "True or False", TypeError)
-
-
-def _choice(method: Any, name: str, declared: Any) -> None:
-    choices = declared.get("choices", ())
-    if choices and getattr(method, name) not in choices:
-        raise _wrong(method, name, f"one of {', '.join(map(repr, choices))}", ValueError)
-
-
-_CHECKS: dict[str, Callable[[Any, str, Any], None]] = {
-    "float": _number,
-    "int": _integer,
-    "bool": _flag,
-    "str": _choice,
-}
+    if low <= value <= high and not (bounded and value == math.inf):
+        return None
+    wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+    return ValueError, wanted if bounded else "a number"
 
 
 def check_baseline(method: Any) -> None:
@@ -116,10 +99,10 @@ def check_baseline(method: Any) -> None:
     values = method.baseline if isinstance(method.baseline, tuple) else (method.baseline,)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
-            raise _wrong(method, "baseline", "a number or a tensor", TypeError)
+            raise wrong_option(method, "baseline", TypeError, "a number or a tensor")
         if not isinstance(value, Tensor) and not math.isfinite(value):
-            raise _wrong(method, "baseline", "a finite number or a tensor", ValueError)
+            raise wrong_option(method, "baseline", ValueError, "a finite number or a tensor")
 
 
-def _wrong(method: Any, name: str, wanted: str, kind: Callable[[str], Exception]) -> Exception:
+def wrong_option(method: Any, name: str, kind: type[Exception], wanted: str) -> Exception:
     return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from rectgrad.engine.op import Op, Rule
@@ -40,26 +39,12 @@ def passing_region(op: Op) -> Region | None:
         return None
     geometry = _geometry(op)
     dims = len(geometry[0])
-    before, after = _pad_before(op, dims)
-    return _region(tuple(op.input_shapes[0][-dims:]), op.shape[-dims:], *geometry, before, after)
-
-
-@lru_cache(maxsize=4096)
-def _region(
-    size: tuple[int, ...],
-    outputs: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    own: tuple[int, ...],
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-) -> Region | None:
+    sizes, outputs, pads = op.input_shapes[0][-dims:], op.shape[-dims:], _pad_before(op, dims)
     region = tuple(
-        clear_of_padding(
-            size[d] - before[d] - after[d], outputs[d], kernel[d], stride[d], dilation[d], own[d] + before[d]
+        clear_of_padding(size - before - after, n, kernel, stride, dilation, own + before)
+        for size, n, kernel, stride, dilation, own, (before, after) in zip(
+            sizes, outputs, *geometry, pads, strict=True
         )
-        for d in range(len(kernel))
     )
     nothing_left = any(first >= last for first, last in region)
     everything = all(ends == (0, n) for ends, n in zip(region, outputs, strict=True))
@@ -81,14 +66,13 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     return kernel, stride, dilation, own
 
 
-def _pad_before(op: Op, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _pad_before(op: Op, dims: int) -> list[tuple[int, int]]:
     """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
     source = op.sources[0] if op.sources else None
     if source is None or source.family != "pad" or not _zero(source):
-        return (0,) * dims, (0,) * dims
+        return [(0, 0)] * dims
     pads = [*source.argument("pad"), *[0] * (2 * dims)]
-    pairs = [(max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims))]
-    return tuple(before for before, _ in pairs), tuple(after for _, after in pairs)
+    return [(max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims))]
 
 
 def _zero(pad: Op) -> bool:

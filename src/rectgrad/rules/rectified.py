@@ -28,9 +28,7 @@ def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
 
 def compared(op: Op, rule: str) -> str:
     """Which of PR1 to PR4 acts on an op."""
-    if rule != "mod":
-        return rule
-    return "PR1" if op.facts.last else "PR2"
+    return rule if rule != "mod" else "PR1" if op.facts.last else "PR2"
 
 
 def rectified(
@@ -58,15 +56,14 @@ def rectified(
         s = score(op, R, rule, eps)
         if tau is not None:
             return torch.where(s > tau, R, 0)
-        if s.numel() == 0:
+        if not s.numel():
             return R
         rows = s.reshape(op.batch, -1)
         passes = rows > percentile(rows, q, interpolation).unsqueeze(1)
         return torch.where(passes.reshape(s.shape), R, 0)
 
     def why(op: Op, R: Tensor, row: int) -> str | None:
-        s = score(op, R, rule, eps).reshape(op.batch, -1)[row]
-        return advice(s, q, tau, interpolation)
+        return advice(score(op, R, rule, eps).reshape(op.batch, -1)[row], q, tau, interpolation)
 
     return Rule(apply, "rectified", reads="output", checks=True, advice=why)
 
@@ -87,12 +84,9 @@ def guided() -> dict[str, Rule]:
 
 
 def _positive(R: Tensor, z: Tensor) -> Tensor:
-    """R where R > 0 and z > 0, in two passes over memory instead of four."""
-    return _where_positive(R, z, 0).clamp_(min=0)
-
-
-# R where the other tensor exceeds a number: torch calls it the gradient of a threshold.
-_where_positive = torch.ops.aten.threshold_backward.default
+    """R where R > 0 and z > 0, in two passes over memory instead of four: R where z exceeds 0 is what torch
+    calls the gradient of a threshold."""
+    return torch.ops.aten.threshold_backward.default(R, z, 0).clamp_(min=0)
 
 
 def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule
-from rectgrad.ops.arguments import Slot
+from rectgrad.ops.arguments import Slot, fill
 
 FAR = 1e4  # a ratio of denominators from which on they are of another order of magnitude
 SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
@@ -64,11 +64,11 @@ def product(op: Op, R: Tensor) -> Any:
 
 def winner(op: Op, R: Tensor) -> Any:
     """The output's difference goes to the position that explains it: the arg-max of the input where the
-    output rose, of the baseline where it fell."""
+    output rose, of the baseline where it fell; for a minimum the other way round."""
     x, x0 = op.inputs[0], _reference(op).inputs[0]
-    dy = op.output - _reference(op).output
-    (rise,), (fall,) = op.vjp_at([x], R * dy.clamp(min=0)), op.vjp_at([x0], R * dy.clamp(max=0))
-    dx = x - x0
+    dx, dy = x - x0, op.output - _reference(op).output
+    up, down = (x0, x) if op.family == "min" else (x, x0)
+    (rise,), (fall,) = op.vjp_at([up], R * dy.clamp(min=0)), op.vjp_at([down], R * dy.clamp(max=0))
     (plain,) = op.vjp(R)
     return torch.where(dx.abs() < SMALL, plain, (rise + fall) / dx)
 
@@ -77,23 +77,13 @@ def largest(op: Op, R: Tensor) -> Any:
     """max(x, y) = y + relu(x - y), min(x, y) = y - relu(y - x); along a dimension as max pooling."""
     if op.data_count == 1:
         same = op.output.shape == op.inputs[0].shape and len(op.args) > 1 and torch.is_tensor(op.args[1])
-        return rescale(op, R) if same or op.name in ("maximum", "minimum") else _winner_along(op, R)
+        return rescale(op, R) if same or op.name in ("maximum", "minimum") else winner(op, R)
     (x, y), (x0, y0) = op.inputs, _reference(op).inputs
     sign = 1 if op.family == "max" else -1
     d, d0 = sign * (x - y), sign * (x0 - y0)
     near = (d + d0 > 0).to(d.dtype)
     m = torch.where((d - d0).abs() < SMALL, near, (d.relu() - d0.relu()) / (d - d0))
     return (R * m).sum_to_size(x.shape), (R * (1 - m)).sum_to_size(y.shape)
-
-
-def _winner_along(op: Op, R: Tensor) -> Any:
-    if op.family == "max":
-        return winner(op, R)
-    x, x0 = op.inputs[0], _reference(op).inputs[0]
-    dy = op.output - _reference(op).output
-    (fall,), (rise,) = op.vjp_at([x], R * dy.clamp(max=0)), op.vjp_at([x0], R * dy.clamp(min=0))
-    (plain,) = op.vjp(R)
-    return torch.where((x - x0).abs() < SMALL, plain, (rise + fall) / (x - x0))
 
 
 def division(op: Op, R: Tensor) -> Any:
@@ -104,9 +94,8 @@ def division(op: Op, R: Tensor) -> Any:
     """
     order = (1, 0) if op.name == "rdiv" else (0, 1)
     (x, y), (x0, y0) = ([_operand(o, i, R) for i in order] for o in (op, _reference(op)))
-    w = torch.where(y.abs() > FAR * y0.abs(), 1.0, torch.where(y0.abs() > FAR * y.abs(), 0.0, 0.5)).to(
-        R.dtype
-    )
+    larger, smaller = y.abs() > FAR * y0.abs(), y0.abs() > FAR * y.abs()
+    w = torch.where(larger, 1.0, torch.where(smaller, 0.0, 0.5)).to(R.dtype)
     grad_x = R * (w / y + (1 - w) / y0)
     grad_y = -R * (w * (x0 / y0) / y + (1 - w) * (x / y) / y0)
     grads = dict(zip(order, (grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape)), strict=True))
@@ -124,9 +113,7 @@ def _given(op: Op, i: int) -> Any:
 
 
 def _operand(op: Op, i: int, like: Tensor) -> Tensor:
-    value = _given(op, i)
-    if type(value) is Slot:
-        return op.inputs[value]
+    value = fill(_given(op, i), op.inputs)
     return value if torch.is_tensor(value) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
