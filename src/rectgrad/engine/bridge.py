@@ -24,16 +24,7 @@ from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Maps, Observe, nothing_rectified
 from rectgrad.engine.facts import NO_FACTS, Graph, find_facts, walk
-from rectgrad.engine.op import (
-    TABLE,
-    Op,
-    State,
-    UnsupportedModelError,
-    as_rule,
-    first,
-    no_autocast,
-    storage_id,
-)
+from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper, Region
 from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
 from rectgrad.engine.torch_private import is_view, map_tensors, tensors_in, under_mode
@@ -61,24 +52,22 @@ class Bridge(torch.autograd.Function):
         """Run the op and keep what its rule may read. Gradients are off. whole: by a graph of its own."""
         ctx.op = op
         ctx.set_materialize_grads(False)
-        op.input_shapes = tuple([x.shape for x in data])
-        if op.linear is None and (whole or op.family in _HEAVY):
-            op._leaves = tuple([x.detach().requires_grad_() for x in data])
-            with torch.enable_grad():
-                result = op.call(*op._leaves)
-            op._local = first(result)
-        else:
-            result = op.call(*data)
+        local = op.linear is None and (whole or op.family in _HEAVY)
+        leaves = tuple([x.detach().requires_grad_(local) for x in data])
+        with torch.set_grad_enabled(local):
+            result = op.call(*leaves)
+        output = result[0] if isinstance(result, (tuple, list)) else result
+        if local:
+            op._leaves, op._local = leaves, output
         if whole and op.family in ops.RECTIFIERS:
             # A rule replaces the gradient of what a function does, not of what a caller's mode makes of it.
             with torch_private.without_torch_function():
-                if not torch.equal(first(op.call(*data)), first(result)):
+                if not torch.equal(op.call(*data), output):
                     raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
-        op.shape, op.result_type = first(result).shape, type(result)
-        op._output = first(result).detach()
-        op.inputs = tuple([x.detach() for x in data])
-        # A tensor that autograd can make its own: not one of a local graph, nor a view, nor the input itself.
-        if not isinstance(result, (tuple, list)):
+        op._output, op.shape, op.result_type = output.detach(), output.shape, type(result)
+        op.inputs, op.input_shapes = tuple([x.detach() for x in data]), tuple([x.shape for x in data])
+        # Tensors that autograd can make its own: not those of a local graph, nor views, nor the input itself.
+        if result is output:
             return result.detach()
         results = tuple(r.detach() for r in result)
         ctx.mark_non_differentiable(*results[1:])
@@ -109,6 +98,10 @@ def _backward(ctx: Any, R: Tensor | None) -> Any:
 def op_of(node: Any) -> Op | None:
     """The op that an autograd node belongs to, if it is a bridged one."""
     return node.op if getattr(node, "_forward_cls", None) is Bridge else None
+
+
+def is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
+    return any(getattr(node, "variable", None) is leaf for leaf in leaves)
 
 
 class Overwrite(torch.autograd.Function):
@@ -162,8 +155,7 @@ class BridgeRecorder(TorchFunctionMode):
             return func(*args, **kwargs)
         args, kwargs = self._own_statistics(spec, args, kwargs)
         if self.transparent:
-            self._protect((_written(spec, args, kwargs), kwargs.get("out")))
-            return func(*args, **kwargs)
+            return self._run(spec, func, args, kwargs)
         if self.refuses and func in _DIFFERENTIATING:
             raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
         if self.refuses and torch_private.transform_active():
@@ -228,7 +220,7 @@ class BridgeRecorder(TorchFunctionMode):
         return x.detach() if self.leaves is not None or isinstance(x, Parameter) else x
 
     def _is_entry(self, node: Any) -> bool:
-        return op_of(node) is not None or _is_leaf(node, self.leaves or ())
+        return op_of(node) is not None or is_leaf(node, self.leaves or ())
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
         """The record of this call, if it depends on the input and its family is wanted. In-place activations
@@ -262,56 +254,54 @@ class BridgeRecorder(TorchFunctionMode):
             result = Bridge.apply(op, self._whole(), *data)
         if type(result) is tuple and op.result_type not in (tuple, list):
             result = op.result_type(result)
-        op.module = self._module()
-        row = Row(op.name, op.module, op.shape, op.family, len(data), data[0].shape, op)
-        self.trace.rows.append(row)
+        op.module = self._enter(op.name, op.family, op.shape, data, op)
         op.note_versions()
-        self._hold(op)
-        return result
-
-    def _module(self) -> nn.Module | None:
-        return calling_module(__file__) if self.named else None
-
-    def _hold(self, op: Op) -> None:
         for storage in {storage_id(x) for x in (*op.held(), *tensors_in((op.args, op.kwargs)))}:
             self._holders.setdefault(storage, []).append(op)
+        return result
+
+    def _enter(
+        self, name: str, family: str | None, shape: Any, data: Sequence[Tensor], op: Any = None
+    ) -> Any:
+        """Add a row to the trace; returns the calling module."""
+        module = calling_module(__file__) if self.named else None
+        self.trace.rows.append(Row(name, module, shape, family, len(data), data[0].shape, op))
+        return module
 
     def truncate(self, length: int) -> None:
         """Forget what was recorded after the first rows."""
-        if len(self.trace.rows) > length:
-            del self.trace.rows[length:]
-            self._holders.clear()
-            for row in self.trace.rows:
-                if row.op is not None:
-                    self._hold(row.op)
+        late = {id(row.op) for row in self.trace.rows[length:]}
+        del self.trace.rows[length:]
+        for storage, ops_there in list(self._holders.items()):
+            self._holders[storage] = [op for op in ops_there if id(op) not in late]
 
     def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """A call without a rule: autograd's own."""
         if not data:
             return self._constant(spec, func, args, kwargs)
-        self._protect((_written(spec, args, kwargs), kwargs.get("out")))
         # cuDNN's recurrent networks have a backward pass in training mode only.
         by_cudnn = spec.name in _RECURRENT and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
-            result = func(*args, **kwargs)
+            result = self._run(spec, func, args, kwargs)
         if spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
-        output = first(result) if isinstance(result, (tuple, list)) and result else result
-        if isinstance(output, Tensor) and output.requires_grad:
-            row = Row(spec.name, self._module(), output.shape, spec.family, len(data), data[0].shape)
-            self.trace.rows.append(row)
+        output = next(tensors_in(result), None)
+        if output is not None and output.requires_grad:
+            self._enter(spec.name, spec.family, output.shape, data)
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 output.register_hook(self.state.report)  # its zeros may hide an infinity
         return result
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call that no gradient goes through."""
+        made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
+        with torch.inference_mode() if made_there else contextlib.nullcontext():  # only there it is writable
+            return self._run(spec, func, args, kwargs)
+
+    def _run(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The call as it is, after what it writes was protected."""
         self._protect((_written(spec, args, kwargs), kwargs.get("out")))
-        made_there = (
-            args and isinstance(args[0], Tensor) and args[0].is_inference()
-        )  # only there it is writable
-        with torch.inference_mode() if made_there else contextlib.nullcontext():
-            return func(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Running statistics as copies: in training mode the layer would update the model's own."""
@@ -363,10 +353,6 @@ def _unshare(op: Op, storage: int) -> None:
         op.linear = linear_op(op, op.inputs[0])
 
 
-def _is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
-    return any(getattr(node, "variable", None) is leaf for leaf in leaves)
-
-
 def _following(node: Any) -> list[Any]:
     """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
     overwritten = getattr(node, "_forward_cls", None) is Overwrite or node.metadata.get(_COVERED)
@@ -377,7 +363,7 @@ def graph_of(root: Any, leaves: Sequence[Tensor]) -> Graph:
     """The autograd nodes below a score, with the ops that are bridged."""
     below = {node: _following(node) for node in walk([root], _following)}
     found = {node: op for node in below if (op := op_of(node)) is not None}
-    return Graph(root, below, found, {node for node in below if _is_leaf(node, leaves)})
+    return Graph(root, below, found, {node for node in below if is_leaf(node, leaves)})
 
 
 # Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
@@ -385,7 +371,6 @@ _UNSEEN = {
     **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
     **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
 }
-_GENERATED = "GeneratedBackwardFor_"  # the name that torch.library gives to the gradient of a custom op
 
 
 def hidden_part(graph: Graph, trace: Trace) -> str | None:
@@ -399,33 +384,34 @@ def hidden_part(graph: Graph, trace: Trace) -> str | None:
         if unseen := _unseen(node, graph.kind(node)):
             where = "outside Python (a scripted function, for example)"
             return f"a {unseen} run {where}; use the original Python code"
-        if hasattr(node, "_forward_cls") and (wrong := _foreign(node, name.removesuffix("Backward"), trace)):
-            return wrong
+        if getattr(node, "_forward_cls", Overwrite) is not Overwrite:
+            if wrong := _foreign(name.removesuffix("Backward"), trace.hidden):
+                return wrong
     return None
 
 
 def _unseen(node: Any, kind: str) -> str | None:
     """The rectifier that one of torch's own nodes belongs to."""
-    if kind in ("clamp", "clampmin", "hardtanh"):
-        low, high = torch_private.saved(node, "min", "min_val"), torch_private.saved(node, "max", "max_val")
-        return "clamp at 0" if low == 0 and (high is None or high > 1) else None
-    return _UNSEEN.get(kind)
+    if kind not in ("clamp", "clampmin", "hardtanh"):
+        return _UNSEEN.get(kind)
+    saved = torch_private.saved
+    bounds = {"min": saved(node, "min", "min_val"), "max": saved(node, "max", "max_val")}
+    return "clamp at 0" if ops.refine("clamp", "clamp", bounds.get) in ops.RECTIFIERS else None
 
 
-def _foreign(node: Any, name: str, trace: Trace) -> str | None:
+def _foreign(name: str, hidden: Mapping[str, list[str]]) -> str | None:
     """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
-    if node._forward_cls is Overwrite or name == "BackwardHookFunction":
+    if name == "BackwardHookFunction":  # of a module's backward hooks
         return None
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
-    if name.startswith(_GENERATED):
-        custom = name.removeprefix(_GENERATED)
+    custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op
+    if custom != name:
         return f"the custom op {custom}, whose inside cannot be seen; write it in torch"
-    calls = trace.hidden.get(name)
-    activation = next((call for call in calls or () if call not in ops.LINEAR_CALLS), None)
-    if calls and activation is None:
+    activations = [call for call in hidden.get(name, ()) if call not in ops.LINEAR_CALLS]
+    if name in hidden and not activations:
         return None
-    inside = f"which hides a {activation}" if activation else "whose inside cannot be seen"
+    inside = f"which hides a {activations[0]}" if activations else "whose inside cannot be seen"
     return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
@@ -553,20 +539,16 @@ def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trac
     with recorder:
         yield recorder.trace
     if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):
-        met = sorted({row.family or row.name for row in recorder.trace.rows})
-        warnings.warn(
-            f"no rule will act: none of {', '.join(rules)} was met, only {', '.join(met) or 'nothing'}",
-            stacklevel=3,
-        )
+        met = ", ".join(sorted({row.family or row.name for row in recorder.trace.rows})) or "nothing"
+        warnings.warn(f"no rule will act: none of {', '.join(rules)} was met, only {met}", stacklevel=3)
 
 
 def _check(rules: Any) -> None:
     if not isinstance(rules, Mapping):
         raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
     known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
-    unknown = sorted(set(rules) - known)
-    if unknown:
-        raise ValueError(f"unknown op family {unknown[0]!r}; families are {', '.join(sorted(known))}")
     for family, rule in rules.items():
+        if family not in known:
+            raise ValueError(f"unknown op family {family!r}; families are {', '.join(sorted(known))}")
         if not callable(rule):
             raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")
