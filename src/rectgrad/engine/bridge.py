@@ -27,7 +27,7 @@ from rectgrad.engine.facts import NO_FACTS, Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper, Region
 from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
-from rectgrad.engine.torch_private import is_view, map_tensors, tensors_in, under_mode
+from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
 from rectgrad.kernels.sparse import dense
 from rectgrad.ops.arguments import Slot, fill, out_of_place, updates_statistics
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 # Families worth a graph of their own: their gradient should not pay for the forward computation twice.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # Calls that need a tensor itself, not its values: some give views, some change the tensor's gradient.
 _VALUELESS = ops.ROUTING | {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 _COVERED = "rectgrad: all of the base was overwritten"  # a key of an autograd node's metadata
@@ -102,22 +101,6 @@ def op_of(node: Any) -> Op | None:
 
 def is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
     return any(getattr(node, "variable", None) is leaf for leaf in leaves)
-
-
-class Overwrite(torch.autograd.Function):
-    """The end of an in-place op: `target` gets the values and the gradient path of `result`."""
-
-    @staticmethod
-    def forward(ctx: Any, target: Tensor, result: Tensor) -> Tensor:
-        ctx.mark_dirty(target)
-        ctx.dtype, ctx.view = result.dtype, is_view(target)
-        return target.copy_(result)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, R: Tensor) -> Any:
-        # For a view, autograd takes the gradient of the rest of its base from here too: zeros, not nothing.
-        return torch.zeros_like(R) if ctx.view else None, R.to(ctx.dtype)
 
 
 class BridgeRecorder(TorchFunctionMode):
@@ -189,10 +172,10 @@ class BridgeRecorder(TorchFunctionMode):
         if written is None:
             return result
         self._protect(written)
-        result = Overwrite.apply(written, result)
-        if is_view(result):
-            self._note_write(result)
-        return result
+        written.copy_(result)
+        if torch_private.is_view(written):
+            self._note_write(written)
+        return written
 
     def _prepare(self, value: Any, data: list[Tensor], copy: bool) -> Any:
         """Data tensors become slots; weights lose their gradient, so that requiring one means depending on
@@ -249,7 +232,7 @@ class BridgeRecorder(TorchFunctionMode):
         """Whether an op runs as torch runs it, because another mode may change what it does."""
         return self.plain or torch_private.dispatch_modes() > 0
 
-    def _bridge(self, op: Op, data: Sequence[Tensor]) -> Any:
+    def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
             result = Bridge.apply(op, self._whole(), *data)
         if type(result) is tuple and op.result_type not in (tuple, list):
@@ -260,9 +243,7 @@ class BridgeRecorder(TorchFunctionMode):
             self._holders.setdefault(storage, []).append(op)
         return result
 
-    def _enter(
-        self, name: str, family: str | None, shape: Any, data: Sequence[Tensor], op: Any = None
-    ) -> Any:
+    def _enter(self, name: str, family: str | None, shape: Any, data: list[Tensor], op: Any = None) -> Any:
         """Add a row to the trace; returns the calling module."""
         module = calling_module(__file__) if self.named else None
         self.trace.rows.append(Row(name, module, shape, family, len(data), data[0].shape, op))
@@ -280,7 +261,7 @@ class BridgeRecorder(TorchFunctionMode):
         if not data:
             return self._constant(spec, func, args, kwargs)
         # cuDNN's recurrent networks have a backward pass in training mode only.
-        by_cudnn = spec.name in _RECURRENT and data[0].is_cuda
+        by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
             result = self._run(spec, func, args, kwargs)
         if spec.name in ops.BY_HAND:
@@ -355,7 +336,7 @@ def _unshare(op: Op, storage: int) -> None:
 
 def _following(node: Any) -> list[Any]:
     """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
-    overwritten = getattr(node, "_forward_cls", None) is Overwrite or node.metadata.get(_COVERED)
+    overwritten = type(node).name(node) == "CopyBackwards" or node.metadata.get(_COVERED)
     return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
@@ -384,9 +365,8 @@ def hidden_part(graph: Graph, trace: Trace) -> str | None:
         if unseen := _unseen(node, graph.kind(node)):
             where = "outside Python (a scripted function, for example)"
             return f"a {unseen} run {where}; use the original Python code"
-        if getattr(node, "_forward_cls", Overwrite) is not Overwrite:
-            if wrong := _foreign(name.removesuffix("Backward"), trace.hidden):
-                return wrong
+        if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), trace.hidden)):
+            return wrong
     return None
 
 
