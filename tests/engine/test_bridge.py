@@ -14,10 +14,11 @@ from passes import METHODS, agree, by_bridge, made, relu_then_add, view_written
 
 
 class Reversed(torch.autograd.Function):
-    """Linear, with a gradient of its own."""
+    """Linear, with a gradient of its own and a name that autograd's nodes have too."""
 
     @staticmethod
     def forward(ctx, x):
+        ctx.name = "reversed"
         return x
 
     @staticmethod
@@ -75,6 +76,11 @@ def out_given(net, x):
     return F.relu(x) * out
 
 
+def clamped(net, x):
+    x[:, :2].relu_()
+    return x.clamp(min=torch.full((4, 1, 1), -0.1, dtype=torch.float64))
+
+
 def recurrent(net, x):
     torch.manual_seed(0)
     cell = nn.GRUCell(4, 4).double()
@@ -93,7 +99,7 @@ def indexed_into(net, x):
 
 BRIDGED = [
     *(view_written, viewed_then_written, through_a_function, without_gradient, hooked, stored),
-    *(asked, cut, cut_by_data, under_autocast, out_given, recurrent, strided, indexed_into),
+    *(asked, cut, cut_by_data, under_autocast, out_given, clamped, recurrent, strided, indexed_into),
 ]
 
 
@@ -166,6 +172,32 @@ def test_a_buffer_that_is_written_in_the_pass(step, method):
     assert bool(maps.any())
     assert net.runs == 0
     assert not any(bool(buffer.any()) for buffer in (net.seen, net.kernel, net.matrix))
+
+
+@pytest.mark.parametrize("write", [lambda buffer: buffer.add_(1), lambda buffer: buffer.view(-1).add_(1)])
+@pytest.mark.parametrize("method", ["rectgrad", "saliency"])
+def test_a_buffer_made_in_inference_mode_is_written_in_the_pass(method, write):
+    def step(net, x):
+        write(net.scale)
+        return view_written(net, x) * net.scale
+
+    maps = []
+    for inference in (True, False):
+        net, x = made(step)
+        with torch.inference_mode(inference):
+            net.scale = torch.arange(4.0, dtype=torch.float64).reshape(4, 1, 1)
+            maps.append(rectgrad.attribute(net, x, method, target=1, **METHODS[method]))
+            assert torch.equal(net.scale.flatten(), torch.arange(4.0, dtype=torch.float64))
+    assert agree(*maps)
+
+
+def test_data_is_not_written_into_a_tensor_made_in_inference_mode():
+    """Autograd cannot record that, so there is no map."""
+    net, x = made(lambda net, x: net.scale.copy_(F.relu(x)))
+    with torch.inference_mode():
+        net.scale = torch.zeros(2, 4, 6, 6, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="inference"):
+            rectgrad.attribute(net, x, "saliency", target=1)
 
 
 @pytest.mark.filterwarnings("ignore:the model is in training mode")

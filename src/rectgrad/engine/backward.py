@@ -59,10 +59,11 @@ class Pass:
 
     @property
     def ops(self) -> list[Op]:
+        """Those recorded, without the inputs."""
         return [op for op in self.recorder.ops if op.family != "input"]
 
     def rectified(self) -> list[Op]:
-        return [op for op in self.recorder.ops if op.family in ops.RECTIFIERS]
+        return [op for op in self.ops if op.family in ops.RECTIFIERS]
 
     def adopt(self, region: Region | None) -> None:
         """What is written from now on is restored by that call."""
@@ -88,7 +89,7 @@ class Pass:
         """The gradient of the scores by the plan's rules, one tensor for each input."""
         state = self.state
         with self.lock, no_inference_mode():
-            for op in self.recorder.ops:
+            for op in self.ops:
                 op.facts = NO_FACTS
             self._find_facts(plan, scores, observe is not None)
             state.rules, state.once, state.observe = plan.rules, once, observe

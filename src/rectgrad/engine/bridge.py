@@ -20,36 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
 from rectgrad.engine import target as targets
+from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass
-from rectgrad.engine.facts import Graph, find_facts
-from rectgrad.engine.op import (
-    TABLE,
-    Op,
-    State,
-    UnsupportedModelError,
-    as_rule,
-    first,
-    no_autocast,
-    storage_id,
-)
+from rectgrad.engine.facts import Graph, find_facts, walk
+from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
-from rectgrad.engine.torch_private import (
-    autocast_active,
-    base_of,
-    dispatch_modes,
-    is_view,
-    map_tensors,
-    next_node_number,
-    no_inference_mode,
-    node_number,
-    saved,
-    transform_active,
-    under_mode,
-    without_torch_function,
-)
+from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
-from rectgrad.kernels.linear_ops import Scale
 from rectgrad.kernels.sparse import dense
 from rectgrad.ops.arguments import Slot, fill, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
@@ -59,10 +37,9 @@ if TYPE_CHECKING:
 
 # Families worth a graph of their own: their gradient should not pay for the forward computation twice.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
-_LOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
-_RECURRENT = {"lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"}
-_STATISTICS = ("running_mean", "running_var")
-_VALUELESS = ops.ROUTING | set(_LOOKS)  # their gradient needs no values, and some are views
+# Calls that need a tensor itself, not its values: some give views, some change the tensor's gradient.
+_VALUELESS = ops.ROUTING | {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
+_COVERED = "rectgrad: all of the base was overwritten"  # a key of an autograd node's metadata
 
 
 class Bridge(torch.autograd.Function):
@@ -70,52 +47,42 @@ class Bridge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, op: Op, whole: bool, *data: Tensor) -> Any:
+        """Run the op and keep what its rule may read. Gradients are off. whole: by a graph of its own."""
         ctx.op = op
         ctx.set_materialize_grads(False)
-        result = _run(op, whole, data)
-        if isinstance(result, tuple):
-            ctx.mark_non_differentiable(*result[1:])
-        return result
+        local = op.linear is None and (whole or op.family in _HEAVY)
+        leaves = tuple([x.detach().requires_grad_(local) for x in data])
+        with torch.set_grad_enabled(local):
+            result = op.call(*leaves)
+        output = result[0] if isinstance(result, (tuple, list)) else result
+        if local:
+            op._leaves, op._local = leaves, output
+        if whole and op.family in ops.RECTIFIERS:
+            # A rule replaces the gradient of what a function does, not of what a caller's mode makes of it.
+            with torch_private.without_torch_function():
+                if not torch.equal(op.call(*data), output):
+                    raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
+        op._output, op.shape, op.result_type = output.detach(), output.shape, type(result)
+        op.inputs, op.input_shapes = tuple([x.detach() for x in data]), tuple([x.shape for x in data])
+        # Tensors that autograd can make its own: not those of a local graph, nor views, nor the input itself.
+        if result is output:
+            return result.detach()
+        results = tuple(r.detach() for r in result)
+        ctx.mark_non_differentiable(*results[1:])
+        return results
 
     @staticmethod
     def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
-        if torch.is_grad_enabled():  # somebody asks for second derivatives
-            return _once(ctx, R)
-        return _backward(ctx, R)
+        with torch_private.without_torch_function():
+            return _backward(ctx, R)
 
 
-def _run(op: Op, whole: bool, data: Sequence[Tensor]) -> Any:
-    """Run the op and keep what its rule may read. Gradients are off. whole: by a graph of its own."""
-    op.input_shapes = tuple([x.shape for x in data])
-    if op.linear is None and (whole or op.family in _HEAVY):
-        op._leaves = tuple([x.detach().requires_grad_() for x in data])
-        with torch.enable_grad():
-            result = op.call(*op._leaves)
-        op._local = first(result)
-    else:
-        result = op.call(*data)
-    if whole and op.family in ops.RECTIFIERS:
-        _check_unchanged(op, first(result), data)
-    op.shape, op.result_type = first(result).shape, type(result)
-    op._output = first(result).detach()
-    op.inputs = tuple([x.detach() for x in data])
-    # A tensor that autograd can make its own: not one of a local graph, nor a view, nor the input itself.
-    return tuple(r.detach() for r in result) if isinstance(result, (tuple, list)) else result.detach()
-
-
-def _check_unchanged(op: Op, result: Tensor, data: Sequence[Tensor]) -> None:
-    """A rule replaces the gradient of what a function does, not of what the caller's mode makes of it."""
-    with without_torch_function():
-        own = first(op.call(*data))
-    if not torch.equal(own, result):
-        raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
-
-
+@once_differentiable
 def _backward(ctx: Any, R: Tensor | None) -> Any:
     op: Op = ctx.op
     if R is None:
         return (None,) * len(ctx.needs_input_grad)
-    with without_torch_function(), no_autocast(R.device.type):
+    with no_autocast(R.device.type):
         if op.overwritten():
             raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
         if op.state.observe is not None:
@@ -123,26 +90,16 @@ def _backward(ctx: Any, R: Tensor | None) -> Any:
         grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
         if op.state.once:
             op.release()
-    return (*(None,) * (len(ctx.needs_input_grad) - op.data_count), *grads)
+    return (None, None, *grads)
 
 
-_once = once_differentiable(_backward)
+def op_of(node: Any) -> Op | None:
+    """The op that an autograd node belongs to, if it is a bridged one."""
+    return node.op if getattr(node, "_forward_cls", None) is Bridge else None
 
 
-class Overwrite(torch.autograd.Function):
-    """The end of an in-place op: `target` gets the values and the gradient path of `result`."""
-
-    @staticmethod
-    def forward(ctx: Any, target: Tensor, result: Tensor) -> Tensor:
-        ctx.mark_dirty(target)
-        ctx.dtype, ctx.view = result.dtype, is_view(target)
-        return target.copy_(result)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, R: Tensor) -> Any:
-        # For a view, autograd takes the gradient of the rest of its base from here too: zeros, not nothing.
-        return torch.zeros_like(R) if ctx.view else None, R.to(ctx.dtype)
+def is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
+    return any(getattr(node, "variable", None) is leaf for leaf in leaves)
 
 
 class BridgeRecorder(TorchFunctionMode):
@@ -167,11 +124,10 @@ class BridgeRecorder(TorchFunctionMode):
         self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
         self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
         self.named = named
-        self.state, self.start = State(), next_node_number()
-        self.ops: list[Op] = []
+        self.state, self.start = State(), torch_private.next_node_number()
         self.trace = Trace([], None)
-        self._holders: dict[int, list[Op]] = {}
-        self._written = Written()
+        self._holders: dict[int, list[Op]] = {}  # by storage, the ops that keep a tensor in it
+        self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}  # see _note_write
         self._borrowed: set[int] = set()  # storages of the model's that were written, and will be restored
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,99 +135,91 @@ class BridgeRecorder(TorchFunctionMode):
         spec = TABLE.lookup(func)
         if self.suspended or (spec.silent and spec.name != "_set_grad_enabled"):
             return func(*args, **kwargs)
+        args, kwargs = self._own_statistics(spec, args, kwargs)
         if self.transparent:
-            self._before_write(spec, args, kwargs, out_of_place(spec, args, kwargs)[2])
-            args, kwargs = self._own_statistics(spec, args, kwargs)
-            return func(*args, **kwargs)
+            return self._run(spec, func, args, kwargs)
         if self.refuses and func in _DIFFERENTIATING:
             raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
-        if self.refuses and transform_active():
+        if self.refuses and torch_private.transform_active():
             raise Refused(_TRANSFORM)
-        entered = func in _DIFFERENTIATING or (spec.own and spec.family is None)
-        if entered and composite(func) is not None:
-            return under_mode(self, lambda: composite(func)(*args, **kwargs))  # type: ignore[misc]
+        body = composite(func) if func in _DIFFERENTIATING or (spec.own and spec.family is None) else None
+        if body is not None:
+            return under_mode(self, lambda: body(*args, **kwargs))
         if spec.attribute is not None and args and isinstance(args[0], Tensor):
             self.trace.turned |= spec.attribute in ops.table.TRANSPOSES
             return func(self._weight(args[0]), *args[1:])
-        return self._call(spec, func, args, kwargs)
+        if torch.is_grad_enabled():
+            return self._call(spec, func, args, kwargs)
+        if function := calling_function():  # an activation here is one whose rule will never run
+            self.trace.hidden.setdefault(function, []).append(spec.name)
+        return self._constant(spec, func, args, kwargs)
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not torch.is_grad_enabled():
-            return self._without_grad(spec, func, args, kwargs)
-        if self._borrowed and spec.name not in _VALUELESS:
-            written = spec.writes or "inplace" in spec.at
-            args = (*args[:written], *(self._own(a) for a in args[written:]))
-            kwargs = {k: v if k == "out" else self._own(v) for k, v in kwargs.items()}
         data: list[Tensor] = []
-        args = tuple([self._prepare(a, data) for a in args])
-        kwargs = {k: self._prepare(v, data) for k, v in kwargs.items()} if kwargs else kwargs
-        args, kwargs = self._own_statistics(spec, args, kwargs)
-        return self._dispatch(spec, func, args, kwargs, data)
+        itself = spec.writes or "inplace" in spec.at or spec.name in _VALUELESS
+        args = tuple([self._prepare(a, data, i > 0 or not itself) for i, a in enumerate(args)])
+        kwargs = {k: self._prepare(v, data, k != "out") for k, v in kwargs.items()}
+        written = fill(_written(spec, args, kwargs), data)
+        op = self._op(spec, args, kwargs, data, written is not None)
+        if op is None:
+            args, kwargs = fill(args, data), {k: fill(v, data) for k, v in kwargs.items()}
+            return self._native(spec, func, args, kwargs, data)
+        if op.family in self.decompose:
+            op.inputs = tuple(data)
+            return under_mode(self, lambda: decompositions[op.family](op))
+        result = self._bridge(op, data)
+        if written is None:
+            return result
+        self._protect(written)
+        written.copy_(result)
+        if torch_private.is_view(written):
+            self._note_write(written)
+        return written
 
-    def _prepare(self, value: Any, data: list[Tensor]) -> Any:
+    def _prepare(self, value: Any, data: list[Tensor], copy: bool) -> Any:
         """Data tensors become slots; weights lose their gradient, so that requiring one means depending on
-        the network's input; inference tensors become ordinary ones."""
+        the network's input. copy: tensors are copied if autograd could not use them in the backward pass,
+        inference tensors and those in a storage that will be restored before."""
         if isinstance(value, Tensor):
-            if value.requires_grad and (value := self._weight(value)).requires_grad:
-                data.append(value)
-                return Slot(len(data) - 1)
-            return value.clone() if value.is_inference() else value
+            value = self._weight(value)
+            if copy and (value.is_inference() or (self._borrowed and storage_id(value) in self._borrowed)):
+                value = value.clone()
+            if not value.requires_grad:
+                return value
+            data.append(value)
+            return Slot(len(data) - 1)
         if type(value) in (list, tuple):
-            return type(value)([self._prepare(v, data) for v in value])
+            return type(value)([self._prepare(v, data, copy) for v in value])
         return value
-
-    def _own(self, value: Any) -> Any:
-        """Copies of tensors in a storage that will be restored before the gradient is taken."""
-        return map_tensors(lambda x: x.clone() if storage_id(x) in self._borrowed else x, value)
 
     def _weight(self, x: Tensor) -> Tensor:
         """A weight without its gradient; anything else as it is."""
         if not x.requires_grad:
             return x
         if not x.is_leaf:  # a parameter is one, unless a weight was computed from it before the pass
-            earlier = self.leaves is not None and node_number(x) < self.start
+            earlier = self.leaves is not None and torch_private.node_number(x) < self.start
             return x.detach() if earlier and not reaches(x.grad_fn, self._is_entry) else x
         return x.detach() if self.leaves is not None or isinstance(x, Parameter) else x
 
     def _is_entry(self, node: Any) -> bool:
-        variable = getattr(node, "variable", None)
-        return (
-            any(variable is leaf for leaf in self.leaves or ())
-            or getattr(node, "_forward_cls", None) is Bridge
-        )
-
-    def _dispatch(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
-        args, kwargs, inplace = out_of_place(spec, args, kwargs)
-        op = self._op(spec, args, kwargs, data, inplace or spec.writes)
-        if op is None:
-            return self._native(spec, func, args, kwargs, data, inplace)
-        if op.family in self.decompose:
-            op.inputs = tuple(data)
-            return under_mode(self, lambda: decompositions[op.family](op))
-        result = self._bridge(op, data)
-        if not (spec.writes or inplace):
-            return result
-        target = fill(args[0] if args else kwargs["input"], data)
-        self._protect(target)
-        written = Overwrite.apply(target, result)
-        if is_view(written):
-            self._written.note(written)
-        return written
+        return op_of(node) is not None or is_leaf(node, self.leaves or ())
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
         """The record of this call, if it depends on the input and its family is wanted. In-place activations
         always are: autograd derives some from their output, which a write on another part invalidates."""
         if not data or spec.family is None or "out" in kwargs:
             return None
-        op = Op(spec, spec.family, args, kwargs, self.state)
+        op = Op(spec, spec.family, *out_of_place(spec, args, kwargs)[:2], self.state)
         if spec.family in ops.REFINED:
             op.family = ops.refine(spec.family, spec.name, op.argument)
         if len(data) > 1 and op.family in ops.OF_ONE:
             return None
         op.data_count = len(data)
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
-        if op.family == "batch_norm":
-            op.linear = self._scale(op, data)
+        if op.family == "batch_norm":  # in closed form, always: torch's own gradient can be wrong (see Scale)
+            usual = len(data) == 1 and type(op.spec.argument("input", op.args, op.kwargs)) is Slot
+            if usual and not self._whole() and not torch_private.autocast_active():
+                op.linear = linear_op(op, data[0])
             wanted = wanted or op.linear is not None
         if not wanted and not (writes and op.family in ops.RECTIFIERS):
             return None
@@ -279,246 +227,170 @@ class BridgeRecorder(TorchFunctionMode):
             op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
         return op
 
-    def _scale(self, op: Op, data: list[Tensor]) -> Any:
-        """A batch norm in closed form, always: torch's own gradient of it can be wrong (see Scale)."""
-        first = op.args[0] if op.args else op.kwargs.get("input")
-        if self.plain or dispatch_modes() or len(data) != 1 or type(first) is not Slot or autocast_active():
-            return None
-        found = linear_op(op, data[0])
-        return found if type(found) is Scale else None
+    def _whole(self) -> bool:
+        """Whether an op runs as torch runs it, because another mode may change what it does."""
+        return self.plain or torch_private.dispatch_modes() > 0
 
-    def _bridge(self, op: Op, data: Sequence[Tensor]) -> Any:
+    def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
-            result = Bridge.apply(op, self.plain or dispatch_modes() > 0, *data)
+            result = Bridge.apply(op, self._whole(), *data)
         if type(result) is tuple and op.result_type not in (tuple, list):
             result = op.result_type(result)
-        if self.named:
-            op.module = calling_module(__file__)
-        self.ops.append(op)
-        shape = op.input_shapes[0]
-        self.trace.rows.append(Row(op.name, op.module, op.shape, op.family, op.data_count, shape, op))
+        op.module = self._enter(op.name, op.family, op.shape, data, op)
         op.note_versions()
-        for x in op.held():
-            self._holders.setdefault(storage_id(x), []).append(op)
+        for storage in {storage_id(x) for x in (*op.held(), *tensors_in((op.args, op.kwargs)))}:
+            self._holders.setdefault(storage, []).append(op)
         return result
 
-    def length(self) -> tuple[int, int]:
-        return len(self.ops), len(self.trace.rows)
+    def _enter(self, name: str, family: str | None, shape: Any, data: list[Tensor], op: Any = None) -> Any:
+        """Add a row to the trace; returns the calling module."""
+        module = calling_module(__file__) if self.named else None
+        self.trace.rows.append(Row(name, module, shape, family, len(data), data[0].shape, op))
+        return module
 
-    def truncate(self, length: tuple[int, int]) -> None:
-        """Forget what was recorded after `length` was taken."""
-        late = set(map(id, self.ops[length[0] :]))
-        del self.ops[length[0] :], self.trace.rows[length[1] :]
-        if late:
-            for storage, holding in list(self._holders.items()):
-                self._holders[storage] = [op for op in holding if id(op) not in late]
+    def truncate(self, length: int) -> None:
+        """Forget what was recorded after the first rows."""
+        late = {id(row.op) for row in self.trace.rows[length:]}
+        del self.trace.rows[length:]
+        for storage, ops_there in list(self._holders.items()):
+            self._holders[storage] = [op for op in ops_there if id(op) not in late]
 
-    def _native(
-        self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor], inplace: bool
-    ) -> Any:
+    def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """A call without a rule: autograd's own."""
-        args = fill(args, data)
-        kwargs = {k: fill(v, data) for k, v in kwargs.items()} if kwargs else {}
-        if inplace:
-            kwargs["inplace"] = True
-        self._before_write(spec, args, kwargs, inplace)
-        if data and spec.name in _RECURRENT:
-            self.trace.recurrent[spec.name] = _RECURRENT[spec.name]
-        with contextlib.ExitStack() as around:
-            around.enter_context(saving())
-            if args and isinstance(args[0], Tensor) and args[0].is_inference():
-                around.enter_context(torch.inference_mode())  # only there they can be written
-            if spec.name in _RECURRENT and data and data[0].is_cuda:
-                # cuDNN's recurrent networks have a backward pass in training mode only.
-                around.enter_context(torch.backends.cudnn.flags(enabled=False))
-            result = func(*args, **kwargs)
-        if data:
-            self._enter(spec, result, data)
-        return result
-
-    def _enter(self, spec: ops.Spec, result: Any, data: list[Tensor]) -> None:
-        """A row for a call that is not bridged."""
+        if not data:
+            return self._constant(spec, func, args, kwargs)
+        # cuDNN's recurrent networks have a backward pass in training mode only.
+        by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
+        with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
+            result = self._run(spec, func, args, kwargs)
         if spec.name in ops.BY_HAND:
             self.trace.by_hand[spec.name] = None
-        output = first(result) if isinstance(result, (tuple, list)) and result else result
-        if isinstance(output, Tensor) and output.requires_grad:
-            module = calling_module(__file__) if self.named else None
-            shapes = tuple(output.shape), tuple(data[0].shape)
-            self.trace.rows.append(Row(spec.name, module, shapes[0], spec.family, len(data), shapes[1]))
+        output = next(tensors_in(result), None)
+        if output is not None and output.requires_grad:
+            self._enter(spec.name, spec.family, output.shape, data)
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 output.register_hook(self.state.report)  # its zeros may hide an infinity
+        return result
 
-    def _without_grad(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A call while gradients are off. An activation here is one whose rule will never run."""
-        if function := calling_function():
-            row = Row(spec.name, calling_module(), (), spec.family, 0, function=function)
-            self.trace.hidden.append(row)
-        self._before_write(spec, args, kwargs, out_of_place(spec, args, kwargs)[2])
-        args, kwargs = self._own_statistics(spec, args, kwargs)
+    def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A call that no gradient goes through."""
         made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
-        with torch.inference_mode() if made_there else contextlib.nullcontext():
-            return func(*args, **kwargs)
+        with torch.inference_mode() if made_there else contextlib.nullcontext():  # only there it is writable
+            return self._run(spec, func, args, kwargs)
+
+    def _run(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The call as it is, after what it writes was protected."""
+        self._protect((_written(spec, args, kwargs), kwargs.get("out")))
+        return func(*args, **kwargs)
 
     def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Running statistics as copies: in training mode the layer would update the model's own."""
         normalises = spec.family in ("batch_norm", "norm")
         if not normalises or self.keeper is None or not updates_statistics(spec, args, kwargs):
             return args, kwargs
-        named = zip(spec.names, args, strict=False)
-        args = (*(_copied(name, a) for name, a in named), *args[len(spec.names) :])
-        return args, {k: _copied(k, v) for k, v in kwargs.items()}
-
-    def _before_write(self, spec: ops.Spec, args: tuple, kwargs: dict, inplace: bool) -> None:
-        if spec.writes or inplace:
-            self._protect(args[0] if args else kwargs.get("input"))
-        self._protect(kwargs.get("out"))
+        own = [id(spec.argument(name, args, kwargs)) for name in ("running_mean", "running_var")]
+        return map_tensors(lambda x: x.clone() if id(x) in own else x, (args, kwargs))
 
     def _protect(self, target: Any) -> None:
-        """Before a tensor is written: keep what the records and the model have in its storage."""
-        if isinstance(target, (list, tuple)):
-            for each in target:
-                self._protect(each)
-        elif isinstance(target, Tensor):
-            storage = storage_id(target)
+        """Before tensors are written: keep what the records and the model have in their storages."""
+        for x in tensors_in(target):
+            storage = storage_id(x)
             for op in self._holders.pop(storage, ()):
                 _unshare(op, storage)
-            if target.grad_fn is None:  # not data: perhaps the model's own, or the caller's
-                for op in self.ops:
-                    _unshare(op, storage)
-                if self.keeper is not None and self.keeper.before_write(storage):
-                    self._borrowed.add(storage)
+            # One that is not data is perhaps the model's own, or the caller's.
+            if x.grad_fn is None and self.keeper is not None and self.keeper.before_write(storage):
+                self._borrowed.add(storage)
+
+    def _note_write(self, view: Tensor) -> None:
+        """In-place ops on views: find those that together wrote all of the tensor they are views of."""
+        base, storage = torch_private.base_of(view), storage_id(view)
+        if view.numel() == base.numel():  # this write alone covers it, whatever was written before
+            self._parts.pop(storage, None)
+        size = base.untyped_storage().nbytes() // base.element_size()
+        # Written elements, the node of the first write, and the base itself, so that its address stays taken.
+        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn, base
+        written, first_node, _ = self._parts.setdefault(storage, fresh)
+        written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+        if bool(written.as_strided(base.shape, base.stride(), base.storage_offset()).all()):
+            first_node.metadata[_COVERED] = True
+            del self._parts[storage]
+
+
+def _written(spec: ops.Spec, args: tuple, kwargs: dict) -> Any:
+    """What an in-place call writes; None for other calls."""
+    if not (spec.writes or out_of_place(spec, args, kwargs)[2]):
+        return None
+    return args[0] if args else kwargs.get("input")
 
 
 def _unshare(op: Op, storage: int) -> None:
     """An op keeps copies of what is in a storage that is about to be written."""
-
-    def unshared(x: Tensor) -> Tensor:
-        return x.clone() if storage_id(x) == storage else x
-
-    op.inputs, op._output = map_tensors(unshared, (op.inputs, op._output))
-    op.args, op.kwargs = map_tensors(unshared, (op.args, op.kwargs))
+    kept = op.inputs, op._output, op.args, op.kwargs
+    copied = map_tensors(lambda x: x.clone() if storage_id(x) == storage else x, kept)
+    op.inputs, op._output, op.args, op.kwargs = copied
     op.note_versions()
-    if op.linear is not None and any(True for _ in op.args):
-        op.linear = linear_op(op, op.inputs[0]) if op.inputs else op.linear
+    if op.linear is not None and op.inputs:
+        op.linear = linear_op(op, op.inputs[0])
 
 
-def _copied(name: str, value: Any) -> Any:
-    return value.clone() if name in _STATISTICS and isinstance(value, Tensor) else value
-
-
-def op_of(node: Any) -> Op | None:
-    """The op that an autograd node belongs to, if it is a recorded one."""
-    return node.op if getattr(node, "_forward_cls", None) is Bridge else None
-
-
-class Written:
-    """In-place ops on views: which of them together wrote all of the tensor they are views of."""
-
-    def __init__(self) -> None:
-        # Written elements, the node of the first write, and the base itself, so that its address stays taken.
-        self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}
-
-    def note(self, view: Tensor) -> None:
-        base = base_of(view)
-        if view.numel() == base.numel():  # this write alone covers it
-            base.grad_fn.metadata[_COVERED] = True  # type: ignore[union-attr,index]
-            self._parts.pop(storage_id(base), None)
-            return
-        size = base.untyped_storage().nbytes() // base.element_size()
-        fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn, base
-        written, first_node, _ = self._parts.setdefault(storage_id(base), fresh)
-        written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
-        if bool(written.as_strided(base.shape, base.stride(), base.storage_offset()).all()):
-            first_node.metadata[_COVERED] = True
-            del self._parts[storage_id(base)]
-
-
-_COVERED = "rectgrad: all of the base was overwritten"
+def _following(node: Any) -> list[Any]:
+    """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
+    overwritten = type(node).name(node) == "CopyBackwards" or node.metadata.get(_COVERED)
+    return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
 def graph_of(root: Any, leaves: Sequence[Tensor]) -> Graph:
     """The autograd nodes below a score, with the ops that are bridged."""
-    below: dict[Any, list[Any]] = {}
-    found: dict[Any, Op] = {}
-    inputs = set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in below:
-            continue
-        following = [f for f, _ in node.next_functions]
-        made_by = getattr(node, "_forward_cls", None)
-        if made_by is Bridge:
-            found[node] = node.op
-        elif made_by is Overwrite or node.metadata.get(_COVERED):
-            following = following[1:]  # what an in-place op overwrote gets no gradient
-        if any(getattr(node, "variable", None) is leaf for leaf in leaves):
-            inputs.add(node)
-        below[node] = following
-        waiting.extend(following)
-    return Graph(root, below, found, inputs)
+    below = {node: _following(node) for node in walk([root], _following)}
+    found = {node: op for node in below if (op := op_of(node)) is not None}
+    return Graph(root, below, found, {node for node in below if is_leaf(node, leaves)})
 
 
 # Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
 _UNSEEN = {
-    "relu": "ReLU",
-    "leakyrelu": "LeakyReLU",
-    "prelukernel": "PReLU",
-    "elu": "ELU",
-    "silu": "SiLU",
-    "gelu": "GELU",
-    "mish": "Mish",
-    "hardswish": "Hardswish",
-    "softplus": "Softplus",
-    "rreluwithnoise": "RReLU",
+    **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
+    **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
 }
-_OPAQUE = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
-_GENERATED = "GeneratedBackwardFor_"  # the name that torch.library gives to the gradient of a custom op
-_HARMLESS = ("BackwardHookFunctionBackward", "OverwriteBackward")
 
 
 def hidden_part(graph: Graph, trace: Trace) -> str | None:
     """A sentence about the first part of the network whose activations no rule can reach, or None."""
-    if "rnn_relu" in trace.recurrent:
+    if any(row.name == "rnn_relu" for row in trace.rows):
         return "an nn.RNN with ReLU, which applies its activations inside one call; write its steps out"
-    for node in graph.below:
-        if node in graph.ops:
-            continue
-        name = node.name() if hasattr(node, "name") else type(node).__name__
-        if any(opaque in name for opaque in _OPAQUE):
+    for node in (each for each in graph.below if each not in graph.ops):
+        name = type(node).name(node)
+        if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
             return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
-        unseen = _unseen(node, graph.kind(node))
-        if unseen:
+        if unseen := _unseen(node, graph.kind(node)):
             where = "outside Python (a scripted function, for example)"
             return f"a {unseen} run {where}; use the original Python code"
-        if hasattr(node, "_forward_cls") and name not in _HARMLESS:
-            sentence = _foreign(name.removesuffix("Backward"), trace)
-            if sentence:
-                return sentence
+        if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), trace.hidden)):
+            return wrong
     return None
 
 
 def _unseen(node: Any, kind: str) -> str | None:
     """The rectifier that one of torch's own nodes belongs to."""
-    if kind in ("clamp", "clampmin", "hardtanh"):
-        low, high = saved(node, "min", "min_val"), saved(node, "max", "max_val")
-        return "clamp at 0" if low == 0 and (high is None or high > 1) else None
-    return _UNSEEN.get(kind)
+    if kind not in ("clamp", "clampmin", "hardtanh"):
+        return _UNSEEN.get(kind)
+    saved = torch_private.saved
+    bounds = {"min": saved(node, "min", "min_val"), "max": saved(node, "max", "max_val")}
+    return "clamp at 0" if ops.refine("clamp", "clamp", bounds.get) in ops.RECTIFIERS else None
 
 
-def _foreign(name: str, trace: Trace) -> str | None:
+def _foreign(name: str, hidden: Mapping[str, list[str]]) -> str | None:
     """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
+    if name == "BackwardHookFunction":  # of a module's backward hooks
+        return None
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
-    if name.startswith(_GENERATED):
-        return (
-            f"the custom op {name.removeprefix(_GENERATED)}, whose inside cannot be seen; write it in torch"
-        )
-    calls = [row.name for row in trace.hidden if row.function == name]
-    activation = next((call for call in calls if call not in ops.LINEAR_CALLS), None)
-    if calls and activation is None:
+    custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op
+    if custom != name:
+        return f"the custom op {custom}, whose inside cannot be seen; write it in torch"
+    activations = [call for call in hidden.get(name, ()) if call not in ops.LINEAR_CALLS]
+    if name in hidden and not activations:
         return None
-    inside = f"which hides a {activation}" if activation else "whose inside cannot be seen"
+    inside = f"which hides a {activations[0]}" if activations else "whose inside cannot be seen"
     return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
@@ -527,23 +399,27 @@ class BridgedPass(Pass):
 
     def __init__(self, request: Request, recorder: BridgeRecorder) -> None:
         super().__init__(request, recorder)
-        recorder.trace.root = self.root
-        if request.region is not None:
-            request.region.begin()
-        with no_inference_mode(), torch.enable_grad():
-            self.leaves = recorder.leaves = tuple(_leaf(x) for x in request.inputs)
+        self.trace.root = self.root
+        assert request.region is not None
+        request.region.begin()
+        with torch_private.no_inference_mode(), torch.enable_grad():
+            ours = [x.detach().clone() if x.is_inference() else x.detach() for x in request.inputs]
+            self.leaves = recorder.leaves = tuple(x.requires_grad_() for x in ours)
             # Copies, so that a model may write on its input and into the containers it is given.
             inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
             args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
             recorder.refuses = True
             self.outputs = under_mode(recorder, lambda: request.model(*inputs, *args, **kwargs))
             recorder.refuses = False
-        if request.region is not None:
-            request.region.restore()
-        self.length = recorder.length()
+        request.region.restore()
+        self.length = len(self.trace.rows)
+
+    @property
+    def ops(self) -> list[Op]:
+        return [row.op for row in self.trace.rows if row.op is not None]
 
     def scores(self, target: targets.Scores) -> Tensor:
-        with no_inference_mode(), torch.enable_grad():
+        with torch_private.no_inference_mode(), torch.enable_grad():
             picked = isinstance(target, targets.Picked)
             scores = target(self.outputs) if picked else self._target_scores(target)
         if not scores.requires_grad:
@@ -557,8 +433,7 @@ class BridgedPass(Pass):
         if not plan.rules and not observed:
             return
         graph = graph_of(scores.grad_fn, self.leaves)
-        hidden = hidden_part(graph, self.trace) if plan.rules else None
-        if hidden:  # no rule for a network with parts out of reach
+        if plan.rules and (hidden := hidden_part(graph, self.trace)):
             raise unsupported(plan.name, hidden)
         wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
@@ -579,11 +454,6 @@ class BridgedPass(Pass):
         if not self.state.once:
             return super()._overwritten(what)
         return unsupported(method, "a tensor that is modified in place although its gradient needs it")
-
-
-def _leaf(x: Tensor) -> Tensor:
-    x = x.detach()
-    return (x.clone() if x.is_inference() else x).requires_grad_()
 
 
 def unsupported(method: str, part: str) -> UnsupportedModelError:
@@ -608,21 +478,17 @@ def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trac
     recorder.state.rules = {family: as_rule(rule) for family, rule in rules.items()}
     with recorder:
         yield recorder.trace
-    if rules and not any(op.family in rules for op in recorder.ops):
-        met = sorted({row.family or row.name for row in recorder.trace.rows})
-        warnings.warn(
-            f"no rule will act: none of {', '.join(rules)} was met, only {', '.join(met) or 'nothing'}",
-            stacklevel=3,
-        )
+    if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):
+        met = ", ".join(sorted({row.family or row.name for row in recorder.trace.rows})) or "nothing"
+        warnings.warn(f"no rule will act: none of {', '.join(rules)} was met, only {met}", stacklevel=3)
 
 
 def _check(rules: Any) -> None:
     if not isinstance(rules, Mapping):
         raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
     known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
-    unknown = sorted(set(rules) - known)
-    if unknown:
-        raise ValueError(f"unknown op family {unknown[0]!r}; families are {', '.join(sorted(known))}")
     for family, rule in rules.items():
+        if family not in known:
+            raise ValueError(f"unknown op family {family!r}; families are {', '.join(sorted(known))}")
         if not callable(rule):
             raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")

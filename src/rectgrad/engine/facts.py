@@ -6,7 +6,8 @@ A `Graph` is what the facts are found in: the ops of a recorded pass, or the aut
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -46,6 +47,17 @@ def facts_of(op: Op) -> Facts:
     return op.facts
 
 
+def walk(start: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """The nodes that can be reached from some, nearest first, each of them once."""
+    waiting, met = deque(start), {None}
+    while waiting:
+        node = waiting.popleft()
+        if node not in met:
+            met.add(node)
+            yield node
+            waiting.extend(following(node))
+
+
 class Graph:
     """The nodes below a score: `below` gives the nodes that a gradient goes to from each, `ops` the op of a
     node that is recorded, `inputs` the nodes that stand for the network's inputs."""
@@ -56,19 +68,13 @@ class Graph:
     @classmethod
     def of_ops(cls, root: Op) -> Graph:
         """The ops of a recorded pass."""
-        below: dict[Any, list[Any]] = {}
-        waiting = [root]
-        while waiting:
-            op = waiting.pop()
-            if op not in below:
-                below[op] = list(op.sources)
-                waiting.extend(op.sources)
+        below: dict[Any, list[Any]] = {op: list(op.sources) for op in walk([root], lambda op: op.sources)}
         return cls(root, below, {op: op for op in below}, {op for op in below if op.family == "input"})
 
     @functools.cached_property
     def readers(self) -> dict[Any, list[Any]]:
         """The nodes that read each node's result."""
-        readers: dict[Any, list[Any]] = {}
+        readers: dict[Any, list[Any]] = {node: [] for node in self.below}
         for node, following in self.below.items():
             for each in following:
                 readers.setdefault(each, []).append(node)
@@ -79,17 +85,16 @@ class Graph:
         op = self.ops.get(node)
         if op is not None:
             return op.name if op.family in ("", "norm") else op.family
-        return node.name().rstrip("0123456789").removesuffix("Backward").lower()
+        name = type(node).name(node)  # `node.name` may be what a custom Function keeps as `ctx.name`
+        return name.rstrip("0123456789").removesuffix("Backward").lower()
 
     def only_reader(self, node: Any) -> Op | None:
         """The recorded op that alone reads a node's result, perhaps in another shape."""
-        while len(self.readers.get(node, ())) == 1:
-            node = self.readers[node][0]
+        while len(self.readers[node]) == 1:
+            (node,) = self.readers[node]
             op = self.ops.get(node)
-            if op is not None and op.name not in _SHAPES:
+            if (self.kind(node) if op is None else op.name) not in _SHAPES:
                 return op
-            if op is None and self.kind(node) not in _SHAPES:
-                return None
         return None
 
 
@@ -115,27 +120,17 @@ def find_facts(graph: Graph, wanted: Sequence[str]) -> None:
 
 
 def find_last(graph: Graph) -> None:
-    met: set[Any] = set()
-    waiting = [graph.root]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in met:
-            continue
-        met.add(node)
-        op = graph.ops.get(node)
-        if op is not None and op.family in RECTIFIERS:
-            facts_of(op).last = True
-        else:
-            waiting.extend(graph.below[node])
+    rectified = {node for node, op in graph.ops.items() if op.family in RECTIFIERS}
+    for node in walk([graph.root], lambda node: () if node in rectified else graph.below[node]):
+        if node in rectified:
+            facts_of(graph.ops[node]).last = True
 
 
 def find_gates(graph: Graph) -> None:
     for node, op in graph.ops.items():
-        if op.family == "relu6":
-            readers = graph.readers.get(node, [])
-            reader = graph.ops.get(readers[0]) if len(readers) == 1 else None
-            if reader is not None and divides_by_six(reader):
-                facts_of(op).gate = True
+        readers = graph.readers[node]
+        if op.family == "relu6" and len(readers) == 1 and readers[0] in graph.ops:
+            facts_of(op).gate = divides_by_six(graph.ops[readers[0]])
 
 
 def divides_by_six(op: Op) -> bool:
@@ -154,55 +149,24 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)  # a slot is an int too, and is data
 
 
-_FOLDABLE = ("conv", "conv_transpose", "linear", "matmul", "add")
+def find_constant(graph: Graph) -> None:
+    """Data is what the network's input reaches without passing through a softmax."""
+    softmax = {node for node, op in graph.ops.items() if op.family == "softmax"}
+    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in softmax]))
+    for node, op in graph.ops.items():
+        if op.family in ("mul", "matmul", "div", "linear", "conv", "conv_transpose"):
+            facts_of(op).constant = tuple(each not in data for each in graph.below[node])
 
 
 def find_folded(graph: Graph) -> None:
     """The two are one linear map, as if the bias were the layer's own or the norm folded into its weights."""
-    for node in graph.readers:
-        op = graph.ops.get(node)
-        if op is not None and op.family in _FOLDABLE and _linear_in_one(op):
-            reader = graph.only_reader(node)
-            if reader is not None:
-                adds_bias = reader.family == "add" and reader.data_count == 1
-                facts_of(op).folded = adds_bias or reader.family == "batch_norm"
-
-
-def _linear_in_one(op: Op) -> bool:
-    """Whether one data tensor is all that an op reads, weights aside."""
-    return op.data_count == 1 or op.facts.constant.count(False) == 1
-
-
-_PRODUCTS = ("mul", "matmul", "div", "linear", "conv", "conv_transpose")
-
-
-def find_constant(graph: Graph) -> None:
-    known: dict[Any, bool] = {None: True}
-    for node, following in graph.below.items():
-        if not following:
-            known[node] = node not in graph.inputs
     for node, op in graph.ops.items():
-        if op.family in _PRODUCTS:
-            facts_of(op).constant = tuple(_is_weight(graph, f, known) for f in graph.below[node])
-
-
-def _is_weight(graph: Graph, node: Any, known: dict[Any, bool]) -> bool:
-    """Whether all paths from `node` to the network's input lead through a softmax, or none leads there."""
-    waiting = [node]
-    while waiting:
-        here = waiting[-1]
-        op = graph.ops.get(here)
-        following = [] if here is None else graph.below[here]
-        unknown = [f for f in following if f not in known]
-        if here in known:
-            waiting.pop()
-        elif op is not None and op.family == "softmax":
-            known[here] = True
-        elif unknown:
-            waiting.extend(unknown)
-        else:
-            known[here] = bool(following) and all(known[f] for f in following)
-    return known[node]
+        linear = op.family in ("conv", "conv_transpose", "linear", "matmul", "add")
+        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
+        reader = graph.only_reader(node) if linear and reads_one else None
+        if reader is not None:
+            adds_bias = reader.family == "add" and reader.data_count == 1
+            facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
 # Where channels are, by what made them.
@@ -211,49 +175,25 @@ _SECOND = frozenset("convolution nativebatchnorm nativegroupnorm conv conv_trans
 
 
 def _made_channels_last(graph: Graph, node: Any) -> bool:
-    """Searches from the activation towards the input, nearest first."""
-    waiting, met = list(graph.below[node]), set()
-    while waiting:
-        node = waiting.pop(0)
-        if node is None or node in met:
-            continue
-        met.add(node)
-        kind = graph.kind(node)
-        if kind in _SECOND or kind in _LAST:
-            return kind in _LAST
-        waiting.extend(graph.below[node])
-    return False
+    """Whether the nearest layer before an activation keeps its channels last."""
+    kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
+    return next((kind in _LAST for kind in kinds if kind in _LAST or kind in _SECOND), False)
 
 
 def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kernels.Backend) -> None:
     """On a GPU: a batch norm's scale goes into the weights of the convolution before it, if these are fewer
     numbers than its gradient; and the kernel of an activation applies the padding mask of the convolution
     before it. Both only if nobody else reads the result in between."""
-    readers = _readers(ops, root)
-    masks = "conv" in rules
-    for op in ops[: root.index + 1]:
-        if not readers[op.index]:
-            continue
+    readers = Graph.of_ops(root).readers
+    for op in readers:
+        source = op.sources[0] if op.sources else op
         if op.family == "batch_norm" and type(op.linear) is Scale:
-            conv = op.sources[0]
-            if readers[conv.index] == 1 and type(conv.linear) is Conv and conv.linear.merges(op.linear):
-                facts_of(conv).norm = op.linear
+            if len(readers[source]) == 1 and type(source.linear) is Conv and source.linear.merges(op.linear):
+                facts_of(source).norm = op.linear
                 facts_of(op).merged = True
-        elif masks and op.family in RECTIFIERS and not op.facts.gate and len(op.shape) == 4:
-            conv = op.sources[0]
-            if type(conv.linear) is Scale and readers[conv.index] == 1:
-                conv = conv.sources[0]
-            if type(conv.linear) is Conv and readers[conv.index] == 1 and backend.masks(op.output):
-                facts_of(op).conv = conv
-                facts_of(conv).masked = True
-
-
-def _readers(ops: Sequence[Op], root: Op) -> list[int]:
-    """How many ops between an op and the score read its result; the score is one of them."""
-    readers = [0] * len(ops)
-    readers[root.index] = 1
-    for op in reversed(ops[: root.index + 1]):
-        if readers[op.index]:
-            for source in op.sources:
-                readers[source.index] += 1
-    return readers
+        elif "conv" in rules and op.family in RECTIFIERS and not op.facts.gate and len(op.shape) == 4:
+            if type(source.linear) is Scale and len(readers[source]) == 1:
+                source = source.sources[0]
+            if type(source.linear) is Conv and len(readers[source]) == 1 and backend.masks(op.output):
+                facts_of(op).conv = source
+                facts_of(source).masked = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,9 +16,7 @@ from rectgrad import ops
 if TYPE_CHECKING:
     from rectgrad.engine.op import Op
 
-
-_FUNCTION_FILE = torch.autograd.function.__file__
-_LINEAR_IN_ONE = frozenset("conv conv_transpose linear matmul mul div batch_norm".split())
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class Row(NamedTuple):
@@ -27,13 +27,17 @@ class Row(NamedTuple):
     inputs: int  # how many data tensors it takes
     source: tuple[int, ...] = ()  # shape of the first of them
     op: Op | None = None  # None: not recorded, so always the plain gradient
-    function: str | None = None  # the custom autograd.Function it was called in
 
     @property
     def rule(self) -> str:
-        if self.op is not None and self.op.rule != "plain":
-            return self.op.rule
-        return "plain"
+        return "plain" if self.op is None else self.op.rule
+
+    @property
+    def linear(self) -> bool:
+        """Whether the plain gradient of this call is exact, as a linear step's is."""
+        always = self.name in ops.ROUTING or self.family in ("add", "sum", "avg_pool", "pad")
+        in_one = self.family in "conv conv_transpose linear matmul mul div batch_norm".split()
+        return always or (in_one and self.inputs == 1)
 
 
 class Trace:
@@ -41,55 +45,38 @@ class Trace:
 
     def __init__(self, rows: list[Row], root: nn.Module | None) -> None:
         self.rows, self.root = rows, root
-        self.hidden: list[Row] = []  # calls inside custom autograd.Functions, where gradients are off
+        self.hidden: dict[str, list[str]] = {}  # by the custom autograd.Function in which calls were made
         self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
         self.turned = False  # dimensions changed places through an attribute, which has no row
-        self.recurrent: dict[str, str] = {}  # calls of recurrent layers, which hide their activations
-        # DeepLIFT: sum of the map minus the difference of the scores, for each sample
-        self.completeness_error: Tensor | None = None
+        self.completeness_error: Tensor | None = None  # DeepLIFT: sum of the map minus difference of scores
 
     def layers(self) -> list[str]:
         """A name for each row: its module's, with the op where the module holds more than one."""
         names = module_names(self.root or _outermost(self.rows))
         labels = [_label(row, names) for row in self.rows]
-        total, met = Counter(labels), Counter[str]()
-        for i, label in enumerate(labels):
-            met[label] += 1
-            if total[label] > 1:
-                labels[i] = f"{label}#{met[label]}"
-        return labels
+        total, numbers = Counter(labels), {label: itertools.count(1) for label in labels}
+        return [f"{each}#{next(numbers[each])}" if total[each] > 1 else each for each in labels]
 
     def layers_of_ops(self) -> dict[int, str]:
         """The layer of each recorded op, by the op's id."""
-        rows = zip(self.rows, self.layers(), strict=True)
-        return {id(row.op): layer for row, layer in rows if row.op is not None}
+        return {id(row.op): layer for row, layer in zip(self.rows, self.layers(), strict=True) if row.op}
 
     def layer_of(self, op: Op) -> str:
         return self.layers_of_ops().get(id(op), op.name)
 
     def plain(self) -> list[str]:
-        """Ops that are not linear and passed by their plain derivative: where a method that claims
-        completeness is not exact."""
+        """Ops that are not linear and passed by their plain derivative, where completeness is not exact."""
         rows = zip(self.rows, self.layers(), strict=True)
-        return [layer for row, layer in rows if row.rule == "plain" and not linear(row)]
+        return [layer for row, layer in rows if row.rule == "plain" and not row.linear]
 
     def __str__(self) -> str:
         lines = [("op", "layer", "shape", "rule")]
         for row, layer in zip(self.rows, self.layers(), strict=True):
             lines.append((row.family or row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
-        widths = [max(len(line[i]) for line in lines) for i in range(4)]
-        return "\n".join(
-            "  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)).rstrip() for x in lines
-        )
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
     __repr__ = __str__
-
-
-def linear(row: Row) -> bool:
-    """Whether the plain gradient of this call is exact, as a linear step's is."""
-    if row.name in ops.ROUTING or row.family in ("add", "sum", "avg_pool", "pad"):
-        return True
-    return row.family in _LINEAR_IN_ONE and row.inputs == 1
 
 
 def module_names(root: nn.Module | None) -> dict[int, str]:
@@ -107,40 +94,28 @@ def _label(row: Row, names: dict[int, str]) -> str:
 
 def _outermost(rows: list[Row]) -> nn.Module | None:
     """The module that holds all the others met, when there is one."""
-    modules = {id(row.module): row.module for row in rows if isinstance(row.module, nn.Module)}
-    for module in modules.values():
-        if modules.keys() <= {id(m) for m in module.modules()}:
-            return module
-    return None
+    met = {id(row.module): row.module for row in rows if row.module is not None}
+    return next((each for each in met.values() if met.keys() <= set(map(id, each.modules()))), None)
 
 
 def calling_function() -> str | None:
     """The custom autograd.Function whose forward is running."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "apply" and code.co_filename == _FUNCTION_FILE and "cls" in frame.f_locals:
-            return frame.f_locals["cls"].__name__
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return next((frame.f_locals["cls"].__name__ for frame in _frames() if frame.f_code is _APPLY), None)
 
 
 def calling_module(engine: str = "") -> nn.Module | None:
     """The innermost module whose method is running, `engine` being the file of frames to pass over."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == engine:
-        frame = frame.f_back  # type: ignore[assignment]
-    while frame is not None:
-        code = frame.f_code
-        method = _METHODS.get(id(code))
-        if method is None or method[0] is not code:
-            method = _METHODS[id(code)] = (code, code.co_argcount > 0 and code.co_varnames[0] == "self")
-        if method[1]:
+    for frame in _frames():
+        if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_filename != engine:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
                 return owner
-        frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
-_METHODS: dict[int, tuple[Any, bool]] = {}  # code objects that were met: whether they are methods
+def _frames() -> Iterator[Any]:
+    """The calls that are running, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
