@@ -149,11 +149,14 @@ def _sees_autocast(active: Callable[[], bool]) -> bool:
         return inside and not active()
 
 
+_DEVICES = ("cpu", "cuda", "mps")  # not all of them in every version: torch 2.4 has no autocast for mps
+
+
 autocast_active: Callable[[], bool] = _choose(
     "ask whether autocast is on",
     _sees_autocast,
     lambda: torch._C._is_any_autocast_enabled,
-    lambda: lambda: any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "mps")),
+    lambda: lambda: any(map(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, _DEVICES))),
 )
 
 
