@@ -8,6 +8,7 @@ op with a rule becomes a node of autograd's graph; everything else is autograd's
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,8 +35,17 @@ from rectgrad.engine.op import (
     storage_id,
 )
 from rectgrad.engine.preserve import Keeper, Region
-from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
+from rectgrad.engine.recorder import (
+    _DIFFERENTIATING,
+    _TRANSFORM,
+    BACKWARD,
+    Refused,
+    linear_op,
+    reaches,
+    saving,
+)
 from rectgrad.engine.torch_private import (
+    asked_by_backward,
     autocast_active,
     base_of,
     dispatch_modes,
@@ -178,6 +188,9 @@ class BridgeRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         spec = TABLE.lookup(func)
+        seen = self.refuses and not self.suspended and not self.transparent
+        if seen and spec.attribute is not None and asked_by_backward(sys._getframe(1)):
+            raise Refused(BACKWARD)
         if self.suspended or (spec.silent and spec.name != "_set_grad_enabled"):
             return func(*args, **kwargs)
         if self.transparent:

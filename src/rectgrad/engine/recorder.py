@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from rectgrad import kernels, ops
 from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.torch_private import (
+    asked_by_backward,
     autocast_active,
     dispatch_modes,
     is_view,
@@ -157,6 +159,12 @@ class Recorder(TorchFunctionMode):
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A question about a tensor: nothing to record."""
+        return func(*args, **kwargs)
+
+    def _asked(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The questions that torch.autograd.backward begins with."""
+        if asked_by_backward(sys._getframe(2)):
+            raise Refused(BACKWARD)
         return func(*args, **kwargs)
 
     def _refuse(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
@@ -509,6 +517,7 @@ def _avg_pool(op: Op, x: Tensor, y: Tensor) -> AvgPool:
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
 _HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
 _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
+BACKWARD = "torch.autograd.backward called in the forward pass"
 _TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
 _TRANSPOSE = {
     "T": ops.Spec("t", None, lambda x: x.permute(*range(x.dim() - 1, -1, -1)), torch.t, False),
@@ -530,6 +539,8 @@ def _handler(func: Any, spec: ops.Spec) -> Handler:
         return Recorder._unknown
     if spec.attribute is not None:
         if spec.name == "__get__":
+            if spec.attribute in ("requires_grad", "is_nested"):
+                return Recorder._asked
             return Recorder._pass if spec.attribute in _ASKED else Recorder._attribute
         return Recorder._refuse
     if spec.silent:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -192,6 +194,41 @@ def _silences(context: Callable[[], Any]) -> bool:
 without_torch_function: Callable[[], Any] = _choose(
     "call a function past the active modes", _silences, lambda: torch._C.DisableTorchFunction
 )
+
+
+class _AskedError(Exception):
+    pass
+
+
+def _asking_code() -> Any:
+    """The code in which torch.autograd.backward first meets a mode; None if the mode sees the call itself."""
+    found: list[Any] = []
+
+    class Mode(BaseTorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(None if func is torch.autograd.backward else sys._getframe(1).f_code)
+            raise _AskedError  # before anything is differentiated
+
+    x = torch.zeros(1, device="cpu", requires_grad=True)
+    with contextlib.suppress(_AskedError), Mode():
+        torch.autograd.backward(x)
+    if not found:
+        raise RuntimeError("no mode meets torch.autograd.backward")
+    return found[0]
+
+
+_ASKING: Any = _choose(
+    "see that torch.autograd.backward is called",
+    lambda code: code is None or isinstance(code, types.CodeType),
+    _asking_code,
+    lambda: torch.autograd._make_grads.__code__,
+)
+
+
+def asked_by_backward(frame: Any) -> bool:
+    """Whether the code that asks a tensor for an attribute is torch.autograd.backward. Some versions (2.4) do
+    not show the call itself to a mode, but the questions it begins with: `requires_grad` or `is_nested`."""
+    return frame.f_code is _ASKING
 
 
 def _tells_storages_apart(storage: Callable[[Tensor], int]) -> bool:
