@@ -189,6 +189,8 @@ class Recorder(TorchFunctionMode):
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """An attribute that differs between a linked tensor and another one."""
+        if spec.attribute == "grad_fn" and getattr(args[0], "_rectgrad", None) is None:
+            return func(*args, **kwargs)  # torch 2.4's checkpointing asks this about a tensor it made itself
         if self.op_of(args[0]) is None:
             return self._constant(spec, func, args, kwargs, writes=False)
         if spec.attribute in ("T", "mT"):
