@@ -31,6 +31,7 @@ from rectgrad.engine.torch_private import (
     is_view,
     next_node_number,
     node_number,
+    packing,
     saved_tensor_hooks,
     set_grad_enabled,
     tensors_in,
@@ -599,6 +600,7 @@ def saving() -> Any:
 
 
 def _pack(x: Tensor) -> tuple[Tensor, int]:
+    packing.count += 1
     return x.detach(), version(x)  # the tensor itself would refer to the node that saves it
 
 

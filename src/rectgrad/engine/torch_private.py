@@ -11,6 +11,7 @@ import contextlib
 import functools
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -355,10 +356,29 @@ def next_node_number() -> int:
         return node_number(torch.zeros((), device="cpu", requires_grad=True).view(())) + 1
 
 
+class _Packing(threading.local):
+    count = 0
+
+
+packing = _Packing()  # how many tensors our own hooks have packed in this thread
+
+
+def _are_ours() -> bool:
+    """Whether the innermost hooks of saved tensors are ours, found out by saving a tensor."""
+    before = packing.count
+    with no_inference_mode(), torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).exp()
+    return packing.count > before
+
+
 def remove_tensor_hooks(until: Any) -> None:
-    """Remove the hooks that an interrupted context left behind; a torch that cannot tell leaves them."""
-    while saved_tensor_hooks() not in (None, until) and not isinstance(until, _HooksUnknown):
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+    """Remove the hooks that an interrupted context left behind; where torch cannot tell, only our own."""
+    if not isinstance(until, _HooksUnknown):
+        while saved_tensor_hooks() not in (None, until):
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+    elif isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        while _are_ours():
+            torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 def inner_model(model: Any) -> Any:
