@@ -54,7 +54,8 @@ def test_an_exported_encoder_with_as_many_tokens_as_samples() -> None:
 
 
 class MaskedAttention(nn.Module):
-    """Left padding under a causal mask: the first tokens attend to nothing. torch makes that zeros; NaN before 2.5."""
+    """Left padding under a causal mask: the first tokens attend to nothing, and torch makes that zeros (NaN
+    before 2.5)."""
 
     def __init__(self) -> None:
         super().__init__()
