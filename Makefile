@@ -45,7 +45,7 @@ test-interop: .venv/.interop
 # The oldest supported torch, in an environment of its own: everything but the explorer, Ray and interop.
 OLDEST ?= .venv-oldest
 test-oldest: $(OLDEST)/.test
-	OMP_NUM_THREADS=1 PYTHONPATH=src $(OLDEST)/bin/python -m pytest -n auto \
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(OLDEST)/bin/python -m pytest -n auto \
 	  --ignore tests/interop --ignore tests/app --ignore tests/experiments/test_ray.py $(ARGS)
 
 $(OLDEST)/.test: pyproject.toml

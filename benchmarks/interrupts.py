@@ -267,13 +267,27 @@ def place_of(trace: TracebackType | None) -> str:
 # --- what must be as before --------------------------------------------------------------------------------
 
 
+def tensor_hooks() -> Any:
+    """The innermost hooks for saved tensors; on a torch that does not tell (2.4), whether there are any."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is not None:
+        return top(False)
+    with torch.enable_grad():
+        node: Any = torch.zeros(1, requires_grad=True).exp().grad_fn
+    try:
+        node._raw_saved_result.register_hooks(lambda x: x, lambda x: x)
+    except RuntimeError:  # it has hooks already
+        return True
+    return False
+
+
 def surroundings(model: nn.Module, x: Tensor) -> dict[str, Any]:
     """All that an interrupted call may not change, by name."""
     return {
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "torch function": torch._C._is_torch_function_enabled(),
-        "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(False),
+        "saved-tensor hooks": tensor_hooks(),
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "garbage collector": gc.isenabled(),

@@ -1,9 +1,34 @@
 """Without a GPU, Triton's kernels are run by its interpreter. It must know before anything imports Triton, as
 torch's optimisers do."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
+import pytest
 import torch
 
-if not torch.cuda.is_available():
+INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+if INTERPRETED:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_kernel_in_the_interpreter_of_triton_3_0() -> Iterator[None]:
+    """With Triton 3.0, which comes with torch 2.4, a test is skipped when it launches a kernel."""
+    if not INTERPRETED or not torch.__version__.startswith("2.4."):
+        yield
+        return
+    import triton
+    from triton.runtime.interpreter import InterpretedFunction
+
+    def launch(*_: Any) -> NoReturn:
+        pytest.skip(
+            "Triton 3.0's interpreter knows no float64, one-bit integers or NumPy 2: no kernel is run"
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        if triton.__version__.startswith("3.0."):
+            patch.setattr(InterpretedFunction, "__getitem__", launch)
+        yield

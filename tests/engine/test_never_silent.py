@@ -176,6 +176,14 @@ for how, reason in WORDS.items():
         CASES[f"{how.__name__}_{label}"] = Case(deriving(how, inner), reason)
 
 
+@case(AUTOGRAD)
+def backward_of_a_given_gradient(h: Tensor) -> Tensor:
+    leaf = h.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        torch.autograd.backward([leaf**3], [torch.ones_like(leaf)], inputs=[leaf])
+    return h * leaf.grad
+
+
 @case("vmap")
 def vmap_lambda(h: Tensor) -> Tensor:
     return torch.vmap(lambda t: t * t + t)(h)

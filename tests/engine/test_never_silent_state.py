@@ -38,11 +38,7 @@ from right_or_refused import (
     uniform,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),
-    # torch 2.4's own reentrant checkpointing calls a deprecated function.
-    pytest.mark.filterwarnings("ignore:.*autocast.*is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
 BOTH_DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float64"])

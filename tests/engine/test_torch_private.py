@@ -93,6 +93,35 @@ def test_hooks_that_cannot_be_seen_may_always_be_there(monkeypatch: pytest.Monke
     assert loaded().saved_tensor_hooks() is not None
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_hooks_that_cannot_be_seen_are_removed_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, inference: bool
+) -> None:
+    """Ours, and not those of the caller."""
+    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
+    module, packed = loaded(), []
+    hooks = module.saved_tensor_hooks()
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        module.packing.count += 1
+        return x
+
+    def interrupted() -> None:
+        try:
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x).__enter__()
+            raise KeyboardInterrupt
+        finally:
+            module.remove_tensor_hooks(until=hooks)
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
+        with torch.inference_mode(inference), pytest.raises(KeyboardInterrupt):
+            interrupted()
+        packed.clear()
+        count = module.packing.count
+        torch.zeros(1, requires_grad=True).exp()
+    assert (len(packed), module.packing.count) == (1, count)
+
+
 def test_no_other_file_names_private_parts() -> None:
     private = re.compile(r"torch\._C|torch\._[a-z]|\._saved_[a-z]|_top_saved|\._cdata")
     package = SOURCE.parents[1]

@@ -65,7 +65,8 @@ def run(request, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "photo.png")
 
     def call(code, *arguments, status=0):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "GRADIO_TEMP_DIR": str(tmp_path)}
+        path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "GRADIO_TEMP_DIR": str(tmp_path)}
         command = [sys.executable, "-c", f"import new_methods\n{code}", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr

@@ -8,6 +8,7 @@ op with a rule becomes a node of autograd's graph; everything else is autograd's
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,15 @@ from rectgrad.engine.backward import Pass
 from rectgrad.engine.facts import Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper
-from rectgrad.engine.recorder import _DIFFERENTIATING, _TRANSFORM, Refused, linear_op, reaches, saving
+from rectgrad.engine.recorder import (
+    _DIFFERENTIATING,
+    _TRANSFORM,
+    BACKWARD,
+    Refused,
+    linear_op,
+    reaches,
+    saving,
+)
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
 from rectgrad.kernels.sparse import dense
@@ -133,6 +142,9 @@ class BridgeRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         spec = TABLE.lookup(func)
+        seen = self.refuses and not self.suspended and not self.transparent
+        if seen and spec.attribute is not None and torch_private.asked_by_backward(sys._getframe(1)):
+            raise Refused(BACKWARD)
         if self.suspended or (spec.silent and spec.name != "_set_grad_enabled"):
             return func(*args, **kwargs)
         args, kwargs = self._own_statistics(spec, args, kwargs)

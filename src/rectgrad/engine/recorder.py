@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
@@ -23,12 +24,14 @@ from rectgrad import kernels, ops
 from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.torch_private import (
+    asked_by_backward,
     autocast_active,
     dispatch_modes,
     is_view,
     map_tensors,
     next_node_number,
     node_number,
+    packing,
     saved_tensor_hooks,
     set_grad_enabled,
     tensors_in,
@@ -136,6 +139,12 @@ class Recorder(TorchFunctionMode):
         """A question about a tensor: nothing to record."""
         return func(*args, **kwargs)
 
+    def _asked(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The questions that torch.autograd.backward begins with."""
+        if asked_by_backward(sys._getframe(2)):
+            raise Refused(BACKWARD)
+        return func(*args, **kwargs)
+
     def _refuse(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
         raise Unlinked(spec.attribute or spec.name)
 
@@ -158,6 +167,8 @@ class Recorder(TorchFunctionMode):
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """An attribute that differs between a linked tensor and another one."""
+        if spec.attribute == "grad_fn" and getattr(args[0], "_rectgrad", None) is None:
+            return func(*args, **kwargs)  # torch 2.4's checkpointing asks this about a tensor it made itself
         if self.op_of(args[0]) is None:
             return self._constant(spec, func, args, kwargs, writes=False)
         if spec.attribute in ("T", "mT"):
@@ -409,6 +420,7 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
 _HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
 _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
+BACKWARD = "torch.autograd.backward called in the forward pass"
 _TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
 _TRANSPOSE = {
     "T": ops.Spec("t", None, lambda x: x.permute(*range(x.dim() - 1, -1, -1)), torch.t, False),
@@ -430,6 +442,8 @@ def _handler(func: Any, spec: ops.Spec) -> Handler:
         return Recorder._unknown
     if spec.attribute is not None:
         if spec.name == "__get__":
+            if spec.attribute in ("requires_grad", "is_nested"):
+                return Recorder._asked
             return Recorder._pass if spec.attribute in ops.PLAIN_ATTRIBUTES else Recorder._attribute
         return Recorder._refuse
     if spec.silent:
@@ -488,6 +502,7 @@ def saving() -> Any:
 
 
 def _pack(x: Tensor) -> tuple[Tensor, int]:
+    packing.count += 1
     return x.detach(), version(x)  # the tensor itself would refer to the node that saves it
 
 

@@ -8,6 +8,8 @@ the import fails with a sentence that names what is missing: nothing degrades si
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -73,11 +75,12 @@ without_torch_function: Callable[[], Any] = _choose(
     lambda off: _inside(TorchFunctionMode(), lambda: _inside(off(), lambda: torch.zeros(1))) is not None,
     "_C.DisableTorchFunction",
 )
+_DEVICES = ("cpu", "cuda", "mps")  # not all of them in every version: torch 2.4 has no autocast for mps
 autocast_active: Callable[[], bool] = _choose(
     "ask whether autocast is on",
     lambda active: all(_inside(torch.autocast("cpu", enabled=on), active) is on for on in (True, False)),
     "_C._is_any_autocast_enabled",
-    lambda: any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps"))),
+    lambda: any(map(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, _DEVICES))),
 )
 set_grad_enabled: Callable[[bool], Any] = _choose(
     "switch gradients on and off",
@@ -151,10 +154,39 @@ def restore_function_modes(modes: list[Any]) -> None:
             _push_function_mode(mode)
 
 
+class _Packing(threading.local):
+    count = 0
+
+
+packing = _Packing()  # how many tensors our own hooks have packed in this thread
+
+
+def _hooks_are_ours() -> bool:
+    """Whether the innermost hooks of saved tensors are ours, found out by saving a tensor."""
+    before = packing.count
+    with no_inference_mode(), torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).exp()
+    return packing.count > before
+
+
 def remove_tensor_hooks(until: Any) -> None:
-    """Remove the hooks that an interrupted context left behind; a torch that cannot tell leaves them."""
-    while saved_tensor_hooks() not in (None, until) and type(until) is not object:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+    """Remove the hooks that an interrupted context left behind; where torch cannot tell, only our own."""
+    if type(until) is not object:
+        while saved_tensor_hooks() not in (None, until):
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+    elif isinstance(sys.exc_info()[1], KeyboardInterrupt):
+        while _hooks_are_ours():
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+# Since torch 2.5 a mode sees torch.autograd.backward; before, the first question that it asks a tensor.
+_seen = "has_torch_function" in torch.autograd.backward.__code__.co_names
+_asking = None if _seen else torch.autograd._make_grads.__code__
+
+
+def asked_by_backward(frame: Any) -> bool:
+    """Whether the code that asks a tensor for an attribute is torch.autograd.backward."""
+    return frame.f_code is _asking
 
 
 def no_inference_mode() -> Any:

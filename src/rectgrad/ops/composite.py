@@ -38,6 +38,14 @@ def composite(func: Any) -> Callable[..., Any] | None:
     return body
 
 
+def _blind() -> float:
+    one = torch.ones(1, 1, 1, device="cpu")
+    return F.scaled_dot_product_attention(one, one, one, attn_mask=one < 0).item()
+
+
+_BLIND = _blind()  # a query that may attend to nothing gets zeros, and NaN before torch 2.5
+
+
 def attention(op: Op) -> Tensor:
     """softmax(scale * query key^T + mask) value."""
     query, key, value = (op.argument(name) for name in ("query", "key", "value"))
@@ -52,9 +60,8 @@ def attention(op: Op) -> Tensor:
     mask = op.argument("attn_mask")
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    # A query that may attend to nothing gets zeros, as in torch.
     blind = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, _BLIND)
     dropout = op.argument("dropout_p", 0.0)
     return (F.dropout(weights, dropout) if dropout else weights) @ value
 
