@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from rectgrad import kernels, ops
+from rectgrad import ops
 from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.torch_private import (
@@ -41,7 +41,7 @@ from rectgrad.engine.torch_private import (
     version,
 )
 from rectgrad.engine.trace import Row, Trace, calling_module
-from rectgrad.kernels.linear_ops import AvgPool, Conv, Linear, LinearOp, Scale
+from rectgrad.kernels.linear_ops import LINEAR_OPS, LinearOp
 from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
 from rectgrad.ops.derivatives import DIRECT, Found, direct
@@ -49,7 +49,6 @@ from rectgrad.ops.derivatives import DIRECT, Found, direct
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
-_LINEAR = frozenset({"conv", "linear", "batch_norm", "avg_pool"})
 
 
 class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
@@ -222,7 +221,7 @@ class Recorder(TorchFunctionMode):
             if len(data) == 2 and not op.kwargs and _alike(*data):
                 op.back, op.passes_sparse = to_both, True
             return op.back is not None
-        if family in _LINEAR and len(data) == 1 and op.args and type(op.args[0]) is Slot:
+        if name in LINEAR_OPS and len(data) == 1 and op.args and type(op.args[0]) is Slot:
             op.linear = linear_op(op, data[0])
         return op.linear is not None
 
@@ -390,31 +389,8 @@ class Recorder(TorchFunctionMode):
 
 def linear_op(op: Op, x: Tensor) -> LinearOp | None:
     """The linear op that a call is; None if it is not of the usual kind."""
-    family, args = op.family, op.args
-    if family == "conv":
-        if op.name in ("convolution", "_convolution"):
-            return None
-        if len(args) == 7 and not op.kwargs:  # as the modules write it
-            weight, given = args[1], args[3:]
-        else:
-            weight, *rest = (op.argument(n) for n in ("weight", "stride", "padding", "dilation", "groups"))
-            given = tuple(rest)
-        fits = isinstance(weight, Tensor) and weight.dtype is x.dtype and given[1] != "same"
-        return Conv(x, weight, given) if fits and x.dim() == weight.dim() > 2 else None
-    if family == "linear":
-        weight = op.argument("weight")
-        fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
-        return Linear(x, weight) if fits else None
-    if family == "batch_norm":
-        variance, trains = op.argument("running_var"), op.argument("training") or op.name == "instance_norm"
-        if not isinstance(variance, Tensor) or trains or x.dim() < 2:
-            return None
-        return Scale(variance, op.argument("weight"), op.argument("eps", 1e-5), x.dtype)
-    usual = op.name == "avg_pool2d" and not op.argument("ceil_mode", False) and x.dim() == 4
-    if not usual or op.argument("divisor_override") or not kernels.is_native(x) or not x.is_contiguous():
-        return None
-    kernel, stride, padding = (op.argument(name, 0) for name in ("kernel_size", "stride", "padding"))
-    return AvgPool(x, kernel, stride, padding, bool(op.argument("count_include_pad", True)))
+    names, make = LINEAR_OPS.get(op.name, ((), None))
+    return make(x, *op.spec.arguments(names, op.args, op.kwargs)) if make is not None else None
 
 
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]

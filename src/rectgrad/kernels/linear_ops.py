@@ -251,6 +251,46 @@ class AvgPool:
         return out, None
 
 
+def conv(x: Tensor, weight: Any, *given: Any) -> Conv | None:
+    fits = isinstance(weight, Tensor) and weight.dtype is x.dtype and given[1] != "same"
+    return Conv(x, weight, given) if fits and x.dim() == weight.dim() > 2 else None
+
+
+def linear(x: Tensor, weight: Any) -> Linear | None:
+    fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
+    return Linear(x, weight) if fits else None
+
+
+def batch_norm(
+    x: Tensor, variance: Any, weight: Any, eps: float | None, training: Any = False
+) -> Scale | None:
+    if not isinstance(variance, Tensor) or training or x.dim() < 2:
+        return None
+    return Scale(variance, weight, 1e-5 if eps is None else eps, x.dtype)
+
+
+def avg_pool(x: Tensor, kernel: Any, stride: Any, padding: Any, padded: Any, *unusual: Any) -> AvgPool | None:
+    """unusual: ceil_mode and divisor_override, for which there is no kernel."""
+    if any(unusual) or x.dim() != 4 or not kernels.is_native(x) or not x.is_contiguous():
+        return None
+    return AvgPool(x, kernel, stride, padding or 0, padded is not False)
+
+
+_POOL = "kernel_size stride padding count_include_pad ceil_mode divisor_override"
+# By a call's name: the arguments that matter, and what makes a linear op of the data and those, if it can.
+LINEAR_OPS: dict[str, tuple[tuple[str, ...], Callable[..., LinearOp | None]]] = {
+    name: (tuple(arguments.split()), make)
+    for names, arguments, make in (
+        ("conv1d conv2d conv3d", "weight stride padding dilation groups", conv),
+        ("linear", "weight", linear),
+        ("batch_norm native_batch_norm", "running_var weight eps training", batch_norm),
+        ("_native_batch_norm_legit_no_training", "running_var weight eps", batch_norm),
+        ("avg_pool2d", _POOL, avg_pool),
+    )
+    for name in names.split()
+}
+
+
 # Small tensors that many calls share. A captured graph holds on to those it reads.
 constants: dict[Any, Tensor] = {}
 

@@ -235,13 +235,13 @@ class Spec:
             return None
         return getattr(getattr(self.spelling, "__self__", None), "__name__", "")
 
+    def arguments(self, names: Iterable[str], args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """Arguments by name, however they were passed; None for those that were not."""
+        at, n = self.at, len(args)
+        return [kwargs[k] if k in kwargs else args[i] if (i := at.get(k, n)) < n else None for k in names]
+
     def argument(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """An argument by name, however it was passed; None if it was not."""
-        value = kwargs.get(name)
-        if value is None:
-            at = self.at.get(name)
-            value = args[at] if at is not None and at < len(args) else None
-        return value
+        return self.arguments((name,), args, kwargs)[0]
 
 
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
