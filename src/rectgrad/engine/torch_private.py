@@ -220,7 +220,8 @@ def overload_types() -> tuple[type, type]:
 
 def inner_model(model: Any) -> Any:
     """The original module of a compiled one, or None."""
-    return model._modules.get("_orig_mod") if isinstance(model, torch.nn.Module) else None
+    held = isinstance(model, torch.nn.Module) and "_orig_mod" in model._modules
+    return model._modules["_orig_mod"] if held else None
 
 
 def out_of_memory(error: BaseException) -> bool:
