@@ -63,6 +63,10 @@ def as_rule(rule: Any) -> Rule:
     return Rule(rule, getattr(rule, "__name__", None) or type(rule).__name__)
 
 
+def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
+    return {family: as_rule(rule) for family, rule in rules.items() if family != without}
+
+
 class State:
     """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
 
