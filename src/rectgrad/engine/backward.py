@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -46,17 +46,12 @@ class Plan:
         return {}
 
 
-def unsupported(method: str, part: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{method} cannot explain this model: it contains {part}")
-
-
 class Pass:
     """One forward pass of a request's model, and its backward passes. `RecordedPass` walks back itself;
     `BridgedPass` (bridge.py) lets autograd do it."""
 
     outputs: Any
     length: Any  # of the record, without what a callable target adds
-    sums: list[Tensor | float]  # of the gradients that met a rule: see State
 
     def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])
@@ -120,9 +115,8 @@ class Pass:
                 raise self._in_our_words(error, type(method).__name__) from None
             finally:
                 state.rules, state.observe = {}, None
-            self.sums, ran = state.sums, state.ran
-        if method.rectifies and not ran & ops.RECTIFIERS:
-            raise UnsupportedModelError(nothing_rectified(type(method).__name__, list(self.trace.by_hand)))
+        if method.rectifies and not state.ran & ops.RECTIFIERS:
+            raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace.by_hand))
         return tuple(
             torch.zeros_like(x) if R is None else R.detach().to(x)
             for R, x in zip(grads, self._inputs, strict=True)
@@ -233,7 +227,7 @@ class RecordedPass(Pass):
             return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
 
 
-def nothing_rectified(method: str, by_hand: list[str]) -> str:
+def nothing_rectified(method: str, by_hand: Iterable[str]) -> str:
     seen = f"no rectifier, unless one is written by hand ({', '.join(by_hand)})" if by_hand else None
     return (
         f"{method} found nothing to rectify between the score and the input: {seen or 'no activation'}; its "
@@ -259,24 +253,18 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
 
 def _can_be_recorded(request: Request) -> bool:
     """As far as is known before the pass."""
-    return (
-        request.region is not None
-        and not request.region.trains
-        and all(type(x) is Tensor and x.layout is torch.strided for x in request.inputs)
-        and not torch_private.autocast_active()
-        and not torch_private.transform_active()
-        and not torch_private.dispatch_modes()
-        and not foreign_modes()
-        and not torch.is_anomaly_enabled()
-        and not _is_bridged(request.model)
-    )
+    if request.region is None or request.region.trains or _is_bridged(request.model):
+        return False
+    modes = torch_private.transform_active() or torch_private.dispatch_modes() or foreign_modes()
+    if modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
+        return False
+    return all(type(x) is Tensor and x.layout is torch.strided for x in request.inputs)
 
 
 def interrupted(error: BaseException) -> bool:
     """Whether an error arose while an interrupt was on its way up."""
-    return isinstance(error, KeyboardInterrupt) or (
-        error.__context__ is not None and interrupted(error.__context__)
-    )
+    before = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (before is not None and interrupted(before))
 
 
 def foreign_modes() -> int:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.backward import Pass, Plan, unsupported
+from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rules, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper
@@ -465,6 +465,10 @@ class BridgedPass(Pass):
         if not isinstance(meant, Unlinked):
             return meant
         return unsupported(method, "a tensor that is modified in place although its gradient needs it")
+
+
+def unsupported(method: str, part: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{method} cannot explain this model: it contains {part}")
 
 
 @contextlib.contextmanager

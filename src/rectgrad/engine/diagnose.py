@@ -38,7 +38,10 @@ def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = Non
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = scores if request.answer is None else request.answer
-    if _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.sums)) is None:
+    if (
+        _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.state.sums))
+        is None
+    ):
         return maps
     check_inputs(request.inputs)
     found = _find(request, method, outputs)
@@ -114,7 +117,12 @@ def _stopped_at(request: Request, method: Any, sample: int) -> str | None:
         if advice:
             units = math.prod(op.shape) // op.batch
             return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
-    return _masked(again, method, scores, row)
+    if "conv" in method.rules():  # did the padding trick remove what was left?
+        without = again.backward(method, scores, once=False, without="conv")
+        if any(bool(x[row].any()) for x in without):
+            where = "at positions where convolutions saw padding"
+            return f"all that passed was {where}; padding_trick=False keeps it"
+    return None
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
@@ -124,15 +132,6 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
         return rule.advice(op, R, row)
     grad = first(rule.apply(op, R))
     return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
-
-
-def _masked(again: Pass, method: Any, scores: Tensor, sample: int) -> str | None:
-    """Whether the padding trick removed what was left."""
-    if "conv" not in method.rules():
-        return None
-    if any(bool(x[sample].any()) for x in again.backward(method, scores, once=False, without="conv")):
-        return "all that passed was at positions where convolutions saw padding; padding_trick=False keeps it"
-    return None
 
 
 def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.engine.backward import Maps
+from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
 from rectgrad.engine.target import Picked, contrast
@@ -67,6 +68,7 @@ class Points:
 
     def each(self, points: Iterable[Maps], count: int) -> Iterator[Maps]:
         """`ask(method, request.at(point))` for each of `count` points, in their order."""
+        check_inputs(self.request.inputs)
         points = iter(points)
         if count >= FEWEST and separable(self.method, self.request):
             yield self._first(next(points))

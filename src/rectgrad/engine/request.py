@@ -12,18 +12,9 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine import target as targets
-from rectgrad.engine.backward import (
-    Maps,
-    Observe,
-    Pass,
-    Plan,
-    foreign_modes,
-    recorded_pass,
-    remember_bridged,
-    unsupported,
-)
-from rectgrad.engine.bridge import BridgedPass, BridgeRecorder
-from rectgrad.engine.diagnose import check_finite, check_inputs, warn_if_incomplete, warn_if_nothing_passed
+from rectgrad.engine.backward import Maps, Observe, Pass, Plan, foreign_modes, recorded_pass, remember_bridged
+from rectgrad.engine.bridge import BridgedPass, BridgeRecorder, unsupported
+from rectgrad.engine.diagnose import check_finite, warn_if_incomplete, warn_if_nothing_passed
 from rectgrad.engine.op import as_rules, per_sample
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
@@ -47,7 +38,6 @@ class Request:
     offset: int = 0  # of the first sample in what the caller gave
     copies: int = 1  # how often the samples are in the inputs
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
-    checked: bool = False  # whether the inputs are known to be finite
     bridged: bool = False  # the recorder could not link this request
     suspicions: list[Tensor] | None = None  # in a capture: flags, instead of warnings and errors
     replay: Callable[[Maps, Tensor | None], tuple[Maps, Tensor]] | None = None  # a captured pass instead
@@ -69,10 +59,7 @@ class Request:
 
     def at(self, inputs: Maps) -> Request:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
-        if not self.checked and self.suspicions is None:  # a capture checks them with everything else
-            check_inputs(self.inputs)
-            self.checked = True
-        return replace(self, inputs=inputs, passed=None, target=self.resolved(), checked=False)
+        return replace(self, inputs=inputs, passed=None, target=self.resolved())
 
     def at_once(self, points: Sequence[Maps]) -> Request:
         """The same question at several inputs in one pass: all samples of the first, then of the second."""
@@ -149,7 +136,6 @@ class Request:
         except Refused as error:
             if rules or method is None:
                 raise unsupported(name, str(error)) from None
-        remember_bridged(self.model)
         return BridgedPass(self, BridgeRecorder((), transparent=True))
 
     def backward(self, method: Any) -> Maps:
