@@ -36,11 +36,7 @@ class Plan:
     thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
     decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
     facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
-
-    @property
-    def per_sample(self) -> bool:
-        """Whether a rule looks at all units of one sample together."""
-        return False
+    per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
 
     def rules(self) -> Rules:
         return {}
@@ -79,10 +75,6 @@ class Pass:
     def adopt(self, region: Region | None) -> None:
         """What is written from now on is restored by that call."""
         self.recorder.keeper = region.keeper if region is not None else None
-
-    def forget(self) -> None:
-        """Drop the ops that a callable target added."""
-        self.recorder.truncate(self.length)
 
     def close(self) -> None:
         """After the map, or an error."""

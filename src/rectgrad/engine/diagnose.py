@@ -38,10 +38,8 @@ def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = Non
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = scores if request.answer is None else request.answer
-    if (
-        _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.state.sums))
-        is None
-    ):
+    looked_at = (*request.inputs, outputs, scores, *maps)
+    if _first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
     found = _find(request, method, outputs)

@@ -22,6 +22,7 @@ from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
 from rectgrad.engine.target import Picked, contrast
 from rectgrad.engine.torch_private import out_of_memory
+from rectgrad.engine.trace import Trace
 
 Ask = Callable[[Any, Request], Maps]
 
@@ -78,10 +79,12 @@ class Points:
         """One copy alone; what it takes says how many of them fit into a pass."""
         alone = self.request.at(point)
         maps = self.ask(self.method, alone)
-        # Another average gives no answer. A rule that looks at a whole sample must find it in one row.
-        spread = self.method.per_sample and alone.last is not None and alone.last.folds
-        if alone.answer is not None and not spread:
-            self.first, self.witness, self.size = point, (alone.answer, *maps), fitting(alone)
+        if alone.last is None or alone.answer is None:  # another average gives none
+            return maps
+        # A rule that looks at a whole sample must find it in one row.
+        if not self.method.per_sample or not alone.last.folds:
+            self.first, self.witness = point, (alone.answer, *maps)
+            self.size = fitting(alone.last.trace, alone.inputs, alone.answer.device)
         return maps
 
     def _grouped(self, points: Iterator[Maps]) -> Iterator[Maps]:
@@ -124,14 +127,11 @@ def separable(method: Any, request: Request) -> bool:
     return method.repeated(1, request.inputs) is not None
 
 
-def fitting(alone: Request) -> int:
-    """How many copies like this one make a pass within the limits."""
-    assert alone.trace is not None
-    assert alone.answer is not None
-    device = alone.answer.device
-    numbers = sum(prod(row.shape) for row in alone.trace.rows) + sum(x.numel() for x in alone.inputs)
+def fitting(trace: Trace, inputs: Maps, device: torch.device) -> int:
+    """How many copies make a pass within the limits."""
+    numbers = sum(prod(row.shape) for row in trace.rows) + sum(x.numel() for x in inputs)
     most, rows = (limits.get(device.type, limits["cpu"]) for limits in (BYTES, ROWS))
     if device.type == "cuda":  # half of what is free, or held by torch without use
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
-    return max(1, min(most // max(1, numbers * alone.inputs[0].element_size()), rows // alone.n))
+    return max(1, min(most // max(1, numbers * inputs[0].element_size()), rows // len(inputs[0])))

@@ -180,7 +180,7 @@ class Request:
             try:
                 return self._finish(method, passed, passed.scores(self.resolved(passed.outputs)))
             finally:
-                passed.forget()
+                passed.recorder.truncate(passed.length)  # without the ops that a callable target added
 
     def _from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
         with closing(replace(self, passed=None).recording(method)) as passed:
