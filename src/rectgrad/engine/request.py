@@ -111,7 +111,7 @@ class Request:
 
     def mixes(self, method: Plan) -> bool:
         """Whether a pass for the method mixes the samples: see mixes_samples."""
-        if self.n == 1:
+        if self.n < 2:
             return False
         with closing(self.recording(method)) as passed:
             return mixes_samples(self, passed)
