@@ -22,15 +22,16 @@ from torch.overrides import TorchFunctionMode
 from rectgrad import ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.backward import Pass
+from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_facts, walk
-from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
+from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rules, no_autocast, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.recorder import (
     _DIFFERENTIATING,
     _TRANSFORM,
     BACKWARD,
     Refused,
+    Unlinked,
     linear_op,
     reaches,
     saving,
@@ -42,7 +43,7 @@ from rectgrad.ops.arguments import Slot, fill, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
 
 if TYPE_CHECKING:
-    from rectgrad.engine.request import Plan, Request
+    from rectgrad.engine.request import Request
 
 # Families worth a graph of their own: their gradient should not pay for the forward computation twice.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
@@ -441,13 +442,13 @@ class BridgedPass(Pass):
             )
         return scores
 
-    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
-        if not plan.rules and not observed:
+    def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
+        if not self.state.rules and not observed:
             return
         graph = graph_of(scores.grad_fn, self.leaves)
-        if plan.rules and (hidden := hidden_part(graph, self.trace)):
-            raise unsupported(plan.name, hidden)
-        wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
+        if self.state.rules and (hidden := hidden_part(graph, self.trace)):
+            raise unsupported(type(method).__name__, hidden)
+        wanted = ("gate", *method.facts) if method.rectifies else method.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
@@ -460,11 +461,9 @@ class BridgedPass(Pass):
     def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
         if "heckpoint" in str(error) and ".grad()" in str(error):
             return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
-        return super()._in_our_words(error, method)
-
-    def _overwritten(self, what: str, method: str = "") -> Exception:
-        if not self.state.once:
-            return super()._overwritten(what)
+        meant = super()._in_our_words(error, method)
+        if not isinstance(meant, Unlinked):
+            return meant
         return unsupported(method, "a tensor that is modified in place although its gradient needs it")
 
 
@@ -487,7 +486,7 @@ def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trac
     """
     _check(rules)
     recorder = BridgeRecorder(families=frozenset(rules))
-    recorder.state.rules = {family: as_rule(rule) for family, rule in rules.items()}
+    recorder.state.rules = as_rules(rules)
     with recorder:
         yield recorder.trace
     if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):

@@ -44,7 +44,7 @@ class RectGrad(Method):
         )
 
     @property
-    def per_sample(self) -> bool:
+    def per_sample(self) -> bool:  # type: ignore[override]
         return self.tau is None
 
     @property
