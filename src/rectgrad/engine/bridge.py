@@ -347,7 +347,7 @@ def _unshare(op: Op, storage: int) -> None:
 
 def _following(node: Any) -> list[Any]:
     """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
-    overwritten = type(node).name(node) == "CopyBackwards" or node.metadata.get(_COVERED)
+    overwritten = type(node).name(node).endswith("CopyBackwards") or node.metadata.get(_COVERED)
     return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
