@@ -1,0 +1,56 @@
+"""Parts of a network whose activations no rule can reach, told by the names of autograd's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rectgrad.ops.table import LINEAR_CALLS, RECTIFIERS, refine
+
+# Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
+_UNSEEN = {
+    **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
+    **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
+}
+
+
+def hidden_part(kinds: Mapping[Any, str], inside: Mapping[str, list[str]], saved: Any) -> str | None:
+    """A sentence about the first part that hides its activations, or None.
+
+    kinds: what each node that has no rule does, in one word. inside: by the name of a custom
+    autograd.Function, the calls made in it. saved: (node, names) -> what a node saved under one of them.
+    """
+    for node, kind in kinds.items():
+        name = type(node).name(node)
+        if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
+            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
+        if unseen := _unseen(node, kind, saved):
+            where = "outside Python (a scripted function, for example)"
+            return f"a {unseen} run {where}; use the original Python code"
+        if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), inside)):
+            return wrong
+    return None
+
+
+def _unseen(node: Any, kind: str, saved: Callable[..., Any]) -> str | None:
+    """The rectifier that one of torch's own nodes belongs to."""
+    if kind not in ("clamp", "clampmin", "hardtanh"):
+        return _UNSEEN.get(kind)
+    bounds = {"min": saved(node, "min", "min_val"), "max": saved(node, "max", "max_val")}
+    return "clamp at 0" if refine("clamp", "clamp", bounds.get) in RECTIFIERS else None
+
+
+def _foreign(name: str, inside: Mapping[str, list[str]]) -> str | None:
+    """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
+    if name == "BackwardHookFunction":  # of a module's backward hooks
+        return None
+    if name == "CheckpointFunction":
+        return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
+    custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op
+    if custom != name:
+        return f"the custom op {custom}, whose inside cannot be seen; write it in torch"
+    activations = [call for call in inside.get(name, ()) if call not in LINEAR_CALLS]
+    if name in inside and not activations:
+        return None
+    what = f"which hides a {activations[0]}" if activations else "whose inside cannot be seen"
+    return f"the custom autograd.Function {name}, {what}; write what it computes with torch operations"
