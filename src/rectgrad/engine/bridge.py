@@ -24,15 +24,7 @@ from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass
 from rectgrad.engine.facts import Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, as_rule, no_autocast, storage_id
-from rectgrad.engine.recorder import (
-    BACKWARD,
-    DIFFERENTIATING,
-    TRANSFORM,
-    ForwardMode,
-    Refused,
-    linear_op,
-    saving,
-)
+from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, linear_op, refuse_backward, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
 from rectgrad.kernels.sparse import dense
@@ -135,19 +127,17 @@ class BridgeRecorder(ForwardMode):
         spec = TABLE.lookup(func)
         if self.suspended:
             return func(*args, **kwargs)
-        if self.refuses and spec.attribute is not None and torch_private.asked_by_backward(sys._getframe(1)):
-            raise Refused(BACKWARD)
+        if self.refuses:
+            refuse_backward(func, sys._getframe(1))
         if spec.silent and spec.name != "_set_grad_enabled":
             return func(*args, **kwargs)
         if self.keeper is not None:
             args, kwargs = with_own_statistics(spec, args, kwargs)
         if self.transparent:
             return self._run(spec, func, args, kwargs)
-        if self.refuses and func in DIFFERENTIATING:
-            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
         if self.refuses and torch_private.transform_active():
             raise Refused(TRANSFORM)
-        body = composite(func) if func in DIFFERENTIATING or (spec.own and spec.family is None) else None
+        body = composite(func) if spec.family is None else None
         if body is not None:
             return under_mode(self, lambda: body(*args, **kwargs))
         if spec.attribute is not None and args and isinstance(args[0], Tensor):
@@ -235,7 +225,7 @@ class BridgeRecorder(ForwardMode):
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
             result = Bridge.apply(op, self._whole(), *data)
-        if type(result) is tuple and op.result_type not in (tuple, list):
+        if type(result) is tuple:
             result = op.result_type(result)
         op.index, op.module = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
         self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
@@ -356,17 +346,13 @@ class BridgedPass(Pass):
         if not plan.rules and not observed:
             return
         graph = graph_of(scores.grad_fn, self.leaves)
-        if plan.rules and (hidden := self._hidden_part(graph)):
-            raise unsupported(plan.name, hidden)
+        if plan.rules:
+            kinds = {node: graph.kind(node) for node in graph.below if node not in graph.ops}
+            calls = {row.name for row in self.trace.rows}
+            if hidden := hidden_part(kinds, calls, self.trace.hidden, torch_private.saved):
+                raise unsupported(plan.name, hidden)
         wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
-
-    def _hidden_part(self, graph: Graph) -> str | None:
-        """A sentence about a part of the network whose activations no rule can reach, or None."""
-        if any(row.name == "rnn_relu" for row in self.trace.rows):
-            return "an nn.RNN with ReLU, which applies its activations inside one call; write its steps out"
-        kinds = {node: graph.kind(node) for node in graph.below if node not in graph.ops}
-        return hidden_part(kinds, self.trace.hidden, torch_private.saved)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         ones, keep = torch.ones_like(scores), not self.state.once

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -46,14 +47,13 @@ class Refused(Unlinked):
 
 
 class ForwardMode(TorchFunctionMode):
-    """Sees every torch call of a forward pass: what the recorder and the bridge's have in common.
-
-    decompose: families to record by their elementary steps. named: note the layer of each op. record: the
-    list that grows with the pass, in which every op has its index.
-    """
+    """Sees every torch call of a forward pass: what the recorder and the bridge's have in common. decompose:
+    families to record by their elementary steps. named: note the layer of each op. record: what grows with
+    the pass, where each op has its index."""
 
     suspended = False  # calls pass through: another attribution runs inside this one, or this one has ended
     lost: type[Exception] = Unlinked  # what is raised where a value that an op needs was overwritten
+    _is_entry: Callable[[Any], bool]  # whether an autograd node depends on the network's input
 
     def __init__(self, decompose: Collection[str], named: bool, record: list[Any]) -> None:
         super().__init__()
@@ -103,32 +103,28 @@ class ForwardMode(TorchFunctionMode):
         nodes = walk([x.grad_fn], lambda node: [following for following, _ in node.next_functions])
         return not any(map(self._is_entry, nodes))
 
-    def _is_entry(self, node: Any) -> bool:
-        """Whether an autograd node stands for an input of the network, or comes after one."""
-        raise NotImplementedError
-
 
 class Recorder(ForwardMode):
-    """One forward pass.
-
-    rules: those that the backward pass will use, which say what to keep of an op; None to keep everything,
-    for any method.
-    """
+    """One forward pass. rules: those that the backward pass will use, which say what to keep of an op; None
+    to keep everything, for any method."""
 
     def __init__(self, rules: Rules | None, decompose: Collection[str] = (), named: bool = False) -> None:
         self.ops: list[Op] = []
         super().__init__(decompose, named, self.ops)
         self.rules = rules
+        reads = {family: rule.reads for family, rule in (rules or {}).items()}
+        if reads.get("relu6") == "shapes":
+            reads["relu6"] = "output"  # it may be a gate
+        self._reads = defaultdict(
+            lambda: "all" if rules is None else "shapes", reads
+        )  # what is kept of an op
         self.failed = False  # a call raised: a model that catches it may have taken another path
-        self.turned = False  # dimensions changed places through an attribute such as `.T`
         self._shared: set[int] = set()  # storages of more than one linked tensor
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
         op = Op(_INPUT, "input", (), {}, self.state)
-        op.shape, op.index, op.version = x.shape, len(self.ops), torch_private.version(x)
-        x._rectgrad = op  # type: ignore[attr-defined]
-        self.ops.append(op)
+        self._link(op, x)
         return op
 
     def op_of(self, x: Tensor) -> Op | None:
@@ -138,9 +134,7 @@ class Recorder(ForwardMode):
             if op.version != x._version or not x.requires_grad:
                 raise Unlinked(f"the result of {op.name} was modified out of sight")
             return op
-        if not x.requires_grad or (op is None and x.is_leaf):
-            return None
-        if self._made_before(x):
+        if not x.requires_grad or (op is None and x.is_leaf) or self._made_before(x):
             return None
         raise Unlinked("a tensor was made out of sight")
 
@@ -165,32 +159,28 @@ class Recorder(ForwardMode):
             if op.family != "input"
         ]
         trace = Trace(rows, root)
-        trace.by_hand, trace.turned = self.by_hand, self.turned
+        trace.by_hand = self.by_hand
         return trace
 
     # How calls are handled: one function for each kind of call.
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A question about a tensor: nothing to record. torch.autograd.backward begins with some."""
-        if torch_private.asked_by_backward(sys._getframe(2)):
-            raise Refused(BACKWARD)
+        refuse_backward(func, sys._getframe(2))
         return func(*args, **kwargs)
 
     def _unknown(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A function that is not torch's own: linked only if it has nothing to do with the data."""
-        if func in DIFFERENTIATING:
-            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
+        refuse_backward(func, sys._getframe(2))
         data: list[Tensor] = []
-        for value in (*args, *kwargs.values()):
-            self._slot(value, data)
+        self._slot((*args, *kwargs.values()), data)
         if data:
             raise Unlinked(spec.name)
         return _without_graph(func, args, kwargs)
 
     def _composite(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """One of torch's own composites: its body runs under the recorder."""
-        body = composite(func)
-        assert body is not None
+        body: Any = composite(func)
         return torch_private.under_mode(self, lambda: body(*args, **kwargs))
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -201,9 +191,8 @@ class Recorder(ForwardMode):
             return func(*args, **kwargs)  # torch 2.4's checkpointing asks this about a tensor it made itself
         if self.op_of(args[0]) is None:
             return self._constant(spec, func, args, kwargs, writes=False)
-        if spec.attribute in ("T", "mT"):
-            self.turned = True
-            return self._call(_TRANSPOSE[spec.attribute], func, args, kwargs)
+        if transposed := _TRANSPOSED.get(spec.attribute):
+            return torch_private.under_mode(self, lambda: transposed(args[0]))
         raise Unlinked(str(spec.attribute))
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -211,20 +200,13 @@ class Recorder(ForwardMode):
         given, named, inplace = out_of_place(spec, args, kwargs)
         writes = spec.writes or inplace
         data: list[Tensor] = []
-        slots = list(given)
-        for i, value in enumerate(given):
-            if type(value) not in _CONSTANT:
-                slots[i] = self._slot(value, data)
+        slots = [value if type(value) in _CONSTANT else self._slot(value, data) for value in given]
         options = {k: self._slot(v, data) for k, v in named.items()} if named else named
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
         op = Op(spec, spec.family or "", tuple(slots), options, self.state)
-        if len(data) == 1:  # nearly always, and a pass has hundreds of ops
-            (x,) = data
-            op.input_shapes, op.sources = (x.shape,), (x._rectgrad,)  # type: ignore[attr-defined]
-        else:
-            op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
-            op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
+        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         self._check(op, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
@@ -233,7 +215,7 @@ class Recorder(ForwardMode):
             self._overwrite(data[0], op.sources[0])
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
-        if self.rules is None or self._reads(op) == "all":
+        if self._reads[op.family] == "all":
             op.inputs = tuple(_kept(data, writes))
         y = _without_graph(func, args, kwargs)
         if type(y) is Tensor:
@@ -249,10 +231,8 @@ class Recorder(ForwardMode):
                 op.back = relu_gradient
             return op.back is not None or self.rules is None or family in self.rules
         if name == "add":
-            if len(data) == 2 and not op.kwargs:
-                x, y = data
-                if x.shape == y.shape and x.dtype is y.dtype and x.device == y.device:
-                    op.back, op.passes_sparse = to_both, True
+            if len(data) == 2 and not op.kwargs and len({(x.shape, x.dtype, x.device) for x in data}) == 1:
+                op.back, op.passes_sparse = to_both, True
             return op.back is not None
         if name in LINEAR_OPS and len(data) == 1 and op.args and type(op.args[0]) is Slot:
             op.linear = linear_op(op, data[0])
@@ -276,7 +256,7 @@ class Recorder(ForwardMode):
                 return x
         if isinstance(result, (bool, int, float, str, torch.Size)):
             return result
-        if self._reads(op) == "all":
+        if self._reads[op.family] == "all":
             op.inputs = tuple([x.detach() for x in kept])
         if type(result) is Tensor:
             return self._made(op, result, kept, data[0] if writes else None)
@@ -346,15 +326,6 @@ class Recorder(ForwardMode):
         if hides or trains or "out" in op.kwargs or not first_written or disturbed:
             raise Unlinked(name)
 
-    def _reads(self, op: Op) -> str:
-        """What is kept of an op for its rule."""
-        if self.rules is None:
-            return "all"
-        rule = self.rules.get(op.family)
-        if rule is None:
-            return "shapes"
-        return "output" if rule.reads == "shapes" and op.family == "relu6" else rule.reads  # it may be a gate
-
     def _overwrite(self, x: Tensor, source: Op) -> None:
         """Before a linked tensor is written: nobody else may see it."""
         storage = storage_id(x)
@@ -372,7 +343,7 @@ class Recorder(ForwardMode):
     def _link(self, op: Op, y: Tensor) -> Tensor:
         """Add an op to the record, with what its rule and its gradient read. y: its result."""
         op.shape, op.index = y.shape, len(self.ops)
-        if self._reads(op) != "shapes":
+        if self._reads[op.family] != "shapes":
             op._output = y.detach()
         if op.back is relu_gradient:
             op.needed = (y.detach(),)
@@ -395,35 +366,37 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
 
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
 _HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
-DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
-BACKWARD = "torch.autograd.backward called in the forward pass"
+_DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
 TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
-_TRANSPOSE = {
-    "T": ops.Spec("t", None, lambda x: x.permute(*range(x.dim() - 1, -1, -1)), torch.t, False),
-    "mT": ops.Spec("t", None, lambda x: x.transpose(-2, -1), torch.t, False),
+_TRANSPOSED: dict[Any, Callable[[Tensor], Tensor]] = {
+    "T": lambda x: x.permute(*range(x.dim() - 1, -1, -1)),
+    "mT": lambda x: x.transpose(-2, -1),
 }
 
 
 def handler_of(func: Any) -> tuple[Handler, ops.Spec]:
     """How the recorder handles calls of a function. Remembered for torch's own functions alone."""
-    spec = TABLE.lookup(func)
-    handler = _handler(func, spec), spec
+    spec, handler = TABLE.lookup(func), Recorder._call
+    plain = spec.name == "__get__" and spec.attribute in ops.PLAIN_ATTRIBUTES
+    if not spec.own or func in _DIFFERENTIATING:
+        handler = Recorder._unknown
+    elif plain or (spec.silent and spec.attribute is None):
+        handler = Recorder._pass
+    elif spec.attribute is not None:
+        handler = Recorder._attribute
+    elif spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
+        handler = Recorder._composite
     if spec.own:
-        _HANDLERS[func] = handler
-    return handler
+        _HANDLERS[func] = handler, spec
+    return handler, spec
 
 
-def _handler(func: Any, spec: ops.Spec) -> Handler:
-    if not spec.own or func in DIFFERENTIATING:
-        return Recorder._unknown
-    if spec.attribute is not None:
-        plain = spec.name == "__get__" and spec.attribute in ops.PLAIN_ATTRIBUTES
-        return Recorder._pass if plain else Recorder._attribute
-    if spec.silent:
-        return Recorder._pass
-    if spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
-        return Recorder._composite
-    return Recorder._call
+def refuse_backward(func: Any, frame: Any) -> None:
+    """No rule can follow a backward pass inside the forward pass. frame: of the code that calls `func`."""
+    asked = torch_private.asked_by_backward(frame)
+    if asked or func in _DIFFERENTIATING:
+        name = "backward" if asked else func.__name__
+        raise Refused(f"torch.autograd.{name} called in the forward pass")
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:

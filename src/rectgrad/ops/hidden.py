@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rectgrad.ops.table import LINEAR_CALLS, RECTIFIERS, refine
@@ -12,21 +12,23 @@ _UNSEEN = {
     **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
     **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
 }
+_ORIGINAL = "use the original Python code"
 
 
-def hidden_part(kinds: Mapping[Any, str], inside: Mapping[str, list[str]], saved: Any) -> str | None:
-    """A sentence about the first part that hides its activations, or None.
-
-    kinds: what each node that has no rule does, in one word. inside: by the name of a custom
-    autograd.Function, the calls made in it. saved: (node, names) -> what a node saved under one of them.
-    """
+def hidden_part(
+    kinds: Mapping[Any, str], calls: Collection[str], inside: Mapping[str, list[str]], saved: Any
+) -> str | None:
+    """A sentence about the first part that hides its activations, or None. kinds: what each node without a
+    rule does, in one word. calls: the names of all calls. inside: the calls made in each custom
+    autograd.Function. saved: (node, names) -> what a node saved under one of them."""
+    if "rnn_relu" in calls:
+        return "an nn.RNN with ReLU, which applies its activations inside one call; write its steps out"
     for node, kind in kinds.items():
         name = type(node).name(node)
         if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
-            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
+            return "a scripted or compiled part, whose inside cannot be seen; " + _ORIGINAL
         if unseen := _unseen(node, kind, saved):
-            where = "outside Python (a scripted function, for example)"
-            return f"a {unseen} run {where}; use the original Python code"
+            return f"a {unseen} run outside Python (a scripted function, for example); {_ORIGINAL}"
         if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), inside)):
             return wrong
     return None
