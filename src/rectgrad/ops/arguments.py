@@ -36,7 +36,7 @@ def out_of_place(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bo
         return args, {k: v for k, v in kwargs.items() if k != "inplace"}, inplace
     at = spec.at.get("inplace")
     if at is not None and at < len(args):
-        rest = dict(zip(spec.names[at + 1 :], args[at + 1 :], strict=False))
+        rest = dict(zip(list(spec.at)[at + 1 :], args[at + 1 :], strict=False))
         return args[:at], {**rest, **kwargs}, bool(args[at])
     return args, kwargs, False
 
