@@ -175,7 +175,7 @@ def _parameters(func: Any, name: str) -> Iterable[str]:
         names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
         if names != ("args", "kwargs"):  # a wrapper says nothing about what it wraps
             return names
-    packets = (getattr(torch.ops.aten, each, None) for each in (f"linalg_{name}", name))
+    packets: Any = (getattr(torch.ops.aten, each, None) for each in (f"linalg_{name}", name))
     found = (getattr(p, each) for p in packets if hasattr(p, "overloads") for each in p.overloads())
     schemas = (each._schema.arguments for each in ((func,) if hasattr(func, "_schema") else found))
     longest = max(([a.name for a in schema if not a.is_out] for schema in schemas), key=len, default=[])
