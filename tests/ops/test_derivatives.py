@@ -9,6 +9,7 @@ from rectgrad.ops.derivatives import DIRECT
 
 WEIGHT = torch.linspace(-1, 2, 7, dtype=torch.float64)
 BIAS = torch.linspace(1, 3, 7, dtype=torch.float64)
+COMPLEX = torch.complex(WEIGHT, BIAS)
 MATRIX = torch.linspace(-2, 2, 42, dtype=torch.float64).reshape(7, 6)
 
 CALLS = [
@@ -91,6 +92,9 @@ CALLS = [
     lambda x: torch.bmm(x[0], x[1]) + x[1].bmm(x[1]),
     lambda x: torch.mm(x[0, 0], x[1, 2]) @ MATRIX,
     lambda x: torch.mm(MATRIX.T, x[0, 1]) + x[0, 0].mm(MATRIX).T,
+    # complex numbers
+    lambda x: torch.view_as_real(torch.fft.fft(x) * COMPLEX * torch.fft.fft(x)),
+    lambda x: torch.view_as_real(torch.fft.fft(x) / COMPLEX @ COMPLEX.diag() * 2j),
     # parts
     lambda x: x[0],
     lambda x: x[:, 1:3] + x[:, -1:],

@@ -1,25 +1,14 @@
 """The methods: one file a family, and the catalogue of their names."""
 
-from rectgrad.methods.averages import IntegratedGradients, SmoothGrad
-from rectgrad.methods.catalog import METHODS
-from rectgrad.methods.control import RandomMap
-from rectgrad.methods.deeplift import DeepLift
-from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
-from rectgrad.methods.lrp import EpsilonLRP
-from rectgrad.methods.method import Method
-from rectgrad.methods.rectgrad import RectGrad
-
-__all__ = [
-    "METHODS",
-    "Deconv",
-    "DeepLift",
-    "EpsilonLRP",
-    "GradientXInput",
-    "GuidedBackprop",
-    "IntegratedGradients",
-    "Method",
-    "RandomMap",
-    "RectGrad",
-    "Saliency",
-    "SmoothGrad",
-]
+from rectgrad.methods.averages import IntegratedGradients as IntegratedGradients
+from rectgrad.methods.averages import SmoothGrad as SmoothGrad
+from rectgrad.methods.catalog import METHODS as METHODS
+from rectgrad.methods.control import RandomMap as RandomMap
+from rectgrad.methods.deeplift import DeepLift as DeepLift
+from rectgrad.methods.gradients import Deconv as Deconv
+from rectgrad.methods.gradients import GradientXInput as GradientXInput
+from rectgrad.methods.gradients import GuidedBackprop as GuidedBackprop
+from rectgrad.methods.gradients import Saliency as Saliency
+from rectgrad.methods.lrp import EpsilonLRP as EpsilonLRP
+from rectgrad.methods.method import Method as Method
+from rectgrad.methods.rectgrad import RectGrad as RectGrad

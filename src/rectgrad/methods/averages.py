@@ -13,7 +13,7 @@ from torch import Tensor
 from rectgrad.engine.op import per_sample, wide
 from rectgrad.engine.points import Ask, Points
 from rectgrad.engine.request import Request
-from rectgrad.methods.baseline import baseline_rows, baselines, differences_times
+from rectgrad.methods.baseline import baselines, differences_times, with_rows
 from rectgrad.methods.control import bytes_of, generator_of
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
@@ -75,12 +75,9 @@ class SmoothGrad(Average):
 
     def _noise(self, inputs: Maps, values: list[bytes], j: int) -> Iterator[Tensor]:
         """Drawn on the CPU in float32: the same for every device and type."""
-        rows = []
-        for own in values:
-            generator = generator_of(str(self.seed).encode(), str(j).encode(), own)
-            normal = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
-            rows.append([normal(x.shape[1:]) for x in inputs])
-        return (torch.stack(parts).to(x) for x, parts in zip(inputs, zip(*rows, strict=True), strict=True))
+        normal = partial(torch.randn, dtype=torch.float32, device="cpu")
+        own = [generator_of(str(self.seed).encode(), str(j).encode(), each) for each in values]
+        return (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class IntegratedGradients(Average):
         return differences_times(raw, inputs, self.baseline)
 
     def rows(self, start: int, stop: int, inputs: Maps) -> Method:
-        baseline = baseline_rows(self.baseline, start, stop, inputs)
+        baseline = with_rows(self.baseline, inputs, lambda rows: rows[start:stop])
         return replace(self, over=self.over.rows(start, stop, inputs), baseline=baseline)
 
 

@@ -37,18 +37,9 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
     return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
 
 
-def baseline_rows(baseline: Any, start: int, stop: int, inputs: Tensors) -> Any:
-    """The baseline of some samples, if it has one row for each."""
-    return _changed(baseline, inputs, lambda rows: rows[start:stop])
-
-
-def repeated_baseline(baseline: Any, k: int, inputs: Tensors) -> Any:
-    """The baseline of k copies of the samples, if it has one row for each."""
-    return _changed(baseline, inputs, lambda rows: torch.cat([rows] * k))
-
-
-def _changed(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]) -> Any:
+def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]) -> Any:
+    """The baseline with other rows, if it has one for each sample."""
     if isinstance(baseline, tuple):
-        return tuple(_changed(b, (x,), change) for b, x in zip(baseline, inputs, strict=True))
+        return tuple(with_rows(b, (x,), change) for b, x in zip(baseline, inputs, strict=True))
     whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
     return change(baseline) if whole else baseline

@@ -44,9 +44,8 @@ def name_of(method: Method) -> str:
 def describe(method: Method) -> str:
     """A method's name and the options that differ from the listed ones."""
     name = name_of(method)
-    values = {field.name: getattr(method, field.name) for field in fields(method)}
     listed = METHODS.get(name, method)
-    changed = [f"{key}={_short(value)}" for key, value in values.items() if value != getattr(listed, key)]
+    changed = [f"{k}={_short(v)}" for k, v in vars(method).items() if v != getattr(listed, k)]
     return " ".join([name.replace("_", " "), *changed])
 
 

@@ -30,11 +30,10 @@ class RandomMap(Method):
 
     def _noise(self, x: Tensor) -> Tensor:
         """One transfer from the device and back for all samples."""
-        return torch.stack([self._sample(each) for each in x]) if len(x) else torch.empty(x.shape)
-
-    def _sample(self, x: Tensor) -> Tensor:
-        generator = generator_of(str(self.seed).encode(), bytes_of(x))
-        return torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu")
+        y = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+        for own, values in zip(y, x, strict=True):
+            own.uniform_(generator=generator_of(str(self.seed).encode(), bytes_of(values)))
+        return y
 
 
 def bytes_of(x: Tensor) -> bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
+
 from rectgrad import rules
 from rectgrad.engine.op import Rules
 from rectgrad.engine.request import Request
-from rectgrad.methods.baseline import baseline_rows, baselines, differences_times, repeated_baseline
+from rectgrad.methods.baseline import baselines, differences_times, with_rows
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option
 
@@ -39,7 +41,7 @@ class DeepLift(Method):
         return differences_times(raw, inputs, self.baseline)
 
     def rows(self, start: int, stop: int, inputs: Maps) -> Method:
-        return replace(self, baseline=baseline_rows(self.baseline, start, stop, inputs))
+        return replace(self, baseline=with_rows(self.baseline, inputs, lambda rows: rows[start:stop]))
 
     def repeated(self, k: int, inputs: Maps) -> Method:
-        return replace(self, baseline=repeated_baseline(self.baseline, k, inputs))
+        return replace(self, baseline=with_rows(self.baseline, inputs, lambda rows: torch.cat([rows] * k)))

@@ -74,11 +74,7 @@ def _plain(value: Any, kind: str) -> Any:
 
 def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] | None:
     """The kind of error and what would be valid; None if the value is."""
-    choices, low, high = (
-        declared.get("choices"),
-        declared.get("low", -math.inf),
-        declared.get("high", math.inf),
-    )
+    choices, low, high = map(declared.get, ("choices", "low", "high"), ((), -math.inf, math.inf))
     if kind == "bool" and not isinstance(value, bool):
         return TypeError, "True or False"
     if kind == "str" and choices and value not in choices:

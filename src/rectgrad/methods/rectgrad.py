@@ -39,9 +39,7 @@ class RectGrad(Method):
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        return " ".join(
-            ["RectGrad", *(["PRR"] if self.prr else []), *(["mod"] if self.rule == "mod" else [])]
-        )
+        return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod")
 
     @property
     def per_sample(self) -> bool:  # type: ignore[override]

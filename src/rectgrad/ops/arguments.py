@@ -30,24 +30,18 @@ def fill(value: Any, data: Sequence[Tensor]) -> Any:
 def out_of_place(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
     """The call without its `inplace` flag, and whether it was set."""
     if "inplace" in kwargs:
-        inplace = bool(kwargs["inplace"])
-        if len(kwargs) == 1:
-            return args, {}, inplace
-        return args, {k: v for k, v in kwargs.items() if k != "inplace"}, inplace
+        return args, {k: v for k, v in kwargs.items() if k != "inplace"}, bool(kwargs["inplace"])
     at = spec.at.get("inplace")
     if at is not None and at < len(args):
-        rest = dict(zip(spec.names[at + 1 :], args[at + 1 :], strict=False))
+        rest = dict(zip(list(spec.at)[at + 1 :], args[at + 1 :], strict=False))
         return args[:at], {**rest, **kwargs}, bool(args[at])
     return args, kwargs, False
 
 
 def updates_statistics(spec: Spec, args: tuple, kwargs: dict) -> bool:
     """Whether a normalisation may write its running statistics: `batch_norm` only in training mode."""
-    if spec.name == "_native_batch_norm_legit_no_training":
-        return False
-    if spec.family != "batch_norm" or "training" not in spec.at:
-        return True
-    return bool(spec.argument("training", args, kwargs))
+    may = spec.family != "batch_norm" or "training" not in spec.at or spec.argument("training", args, kwargs)
+    return bool(may) and spec.name != "_native_batch_norm_legit_no_training"
 
 
 def with_own_statistics(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

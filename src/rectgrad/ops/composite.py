@@ -21,10 +21,6 @@ _MODULES = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-def _no(*_: Any) -> bool:
-    return False
-
-
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
     """The body of one of torch's own composites, which does not dispatch itself again; None for others."""
@@ -32,7 +28,7 @@ def composite(func: Any) -> Callable[..., Any] | None:
         return None
     if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
-    scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, _no)}
+    scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
@@ -109,16 +105,11 @@ def vector_norm(op: Op) -> Tensor:
     dim = tuple(range(x.dim())) if dim is None else dim
     if p in (math.inf, -math.inf):
         return x.abs().amax(dim, keepdim) if p > 0 else x.abs().amin(dim, keepdim)
-    if p == 1:
-        return x.abs().sum(dim, keepdim)
     if p == 2:
         return (x * x).sum(dim, keepdim).sqrt()
     return x.abs().pow(p).sum(dim, keepdim).pow(1 / p)
 
 
 decompositions: dict[str, Callable[[Op], Any]] = {
-    "attention": attention,
-    "glu": glu,
-    "norm": norm,
-    "vector_norm": vector_norm,
+    each.__name__: each for each in (attention, glu, norm, vector_norm)
 }

@@ -8,6 +8,7 @@ which it is given after R: it holds no others. None if the call is not of the us
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rectgrad.ops.arguments import Slot, fill
-from rectgrad.ops.windows import per_dim
+from rectgrad.ops.windows import pooling_windows
 
 Op = Any  # a call about to run: its name, arguments and `call`
 
@@ -25,6 +26,7 @@ Direct = Callable[[Op, list[Tensor]], Found]
 _aten = torch.ops.aten
 _max_pool_back = _aten.max_pool2d_with_indices_backward.default
 _avg_pool_back = _aten.avg_pool2d_backward.default
+_layer_norm_back = _aten.native_layer_norm_backward.default
 _adaptive_pool_back = _aten._adaptive_avg_pool2d_backward.default
 
 
@@ -47,7 +49,7 @@ def reshaped(op: Op, data: list[Tensor]) -> Found:
 def concatenated(op: Op, data: list[Tensor]) -> Found:
     if not op.args:
         return None
-    dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
+    dim = op.argument("dim", 0)
     alike = len(op.args[0]) == len(data) and all(x.dtype is data[0].dtype and x.dim() > 1 for x in data)
     if not alike or type(dim) is not int or not op.kwargs.keys() <= {"dim"}:
         return None
@@ -59,17 +61,13 @@ def max_pooled(op: Op, data: list[Tensor]) -> Found:
     x = data[0]
     if op.argument("return_indices", False) or x.dim() != 4:
         return None
-    kernel, padding, dilation = (
-        per_dim(op.argument(name, default), 2)
-        for name, default in (("kernel_size", 0), ("padding", 0), ("dilation", 1))
-    )
-    stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
-    y, indices = F.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
+    windows = (*pooling_windows(op.argument, 2), op.argument("ceil_mode", False))
+    y, indices = F.max_pool2d_with_indices(x, *windows)
     shape, strides = x.shape, x.stride()
 
     def back(R: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
         like = R.new_empty_strided(shape, strides)  # the layout of x: its values are not read
-        return (_max_pool_back(R, like, kernel, stride, padding, dilation, ceil, indices),)
+        return (_max_pool_back(R, like, *windows, indices),)
 
     return y, back, (indices,)
 
@@ -89,16 +87,11 @@ def average_pooled(op: Op, data: list[Tensor]) -> Found:
     x = data[0]
     if x.dim() != 4:
         return None
-    kernel, padding = (per_dim(op.argument(name, 0), 2) for name in ("kernel_size", "padding"))
-    stride, ceil = per_dim(op.argument("stride") or kernel, 2), op.argument("ceil_mode", False)
-    whole, divisor = op.argument("count_include_pad", True), op.argument("divisor_override")
+    options = (("ceil_mode", False), ("count_include_pad", True), ("divisor_override", None))
+    windows = (*pooling_windows(op.argument, 2)[:3], *starmap(op.argument, options))
     shape, strides = x.shape, x.stride()
 
-    def back(R: Tensor) -> tuple[Tensor, ...]:
-        like = R.new_empty_strided(shape, strides)
-        return (_avg_pool_back(R, like, kernel, stride, padding, ceil, whole, divisor),)
-
-    return op.call(x), back, ()
+    return op.call(x), lambda R: (_avg_pool_back(R, R.new_empty_strided(shape, strides), *windows),), ()
 
 
 def padded(op: Op, data: list[Tensor]) -> Found:
@@ -129,58 +122,35 @@ def transposed(op: Op, data: list[Tensor]) -> Found:
     return op.call(*data), lambda R: (R.transpose(*dims),), ()
 
 
-def product(op: Op, data: list[Tensor]) -> Found:
-    """x * y: of two data tensors, or of one and a constant."""
-    if op.kwargs or len(op.args) != 2:
-        return None
-    x, y = fill(op.args, data)
-    tensors = [t for t in (x, y) if isinstance(t, Tensor)]
-    if any(t.dtype is not data[0].dtype or t.is_sparse for t in tensors):
-        return None
-    first, second = (type(a) is Slot for a in op.args)
-    numbers = [t for t in (x, y) if not isinstance(t, Tensor)]
+def of_two(left: Any, right: Any, reads: bool = True, rank: int = 0) -> Direct:
+    """A function of two operands: data tensors, or one and a constant.
 
-    def back(R: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        x, y = (*tensors, *numbers) if first else (*numbers, *tensors)
-        left = (_like(R * y, x),) if first else ()
-        return (*left, _like(R * x, y)) if second else left
+    left: the gradient of the first operand from R and the second; right: that of the second from R and the
+    first, None if it has no closed form. reads: whether these read the other operand. rank: the least number
+    of dimensions of both.
+    """
 
-    return op.call(*data), back, tuple(tensors)
+    def derivative(op: Op, data: list[Tensor]) -> Found:
+        if op.kwargs or len(op.args) != 2:
+            return None
+        operands, kind = fill(op.args, data), data[0].dtype
+        tensors = [t for t in operands if isinstance(t, Tensor)]
+        usual = all(t.dtype is kind and not t.is_sparse and t.dim() >= rank for t in tensors)
+        slots = [i for i in (0, 1) if type(op.args[i]) is Slot]
+        if not usual or kind.is_complex or (right is None and 1 in slots):
+            return None
+        grads, shapes = [(left, right)[i] for i in slots], [operands[i].shape for i in slots]
+        others: tuple[Any, ...] = tuple([operands[1 - i] if reads else None for i in slots])
+        needed = others if reads and len(tensors) == 2 else ()
+        numbers = () if needed else others
 
+        def back(R: Tensor, *needed: Tensor) -> tuple[Tensor, ...]:
+            parts = zip(grads, needed or numbers, shapes, strict=True)
+            return tuple([_fitting(grad(R, other), shape) for grad, other, shape in parts])
 
-def added(op: Op, data: list[Tensor]) -> Found:
-    """x + y, x - y, y - x: of two data tensors, or of one and a constant."""
-    if op.kwargs or len(op.args) != 2:
-        return None
-    values, signs = fill(op.args, data), _SIGNS[op.name]
-    if any(isinstance(t, Tensor) and (t.dtype is not data[0].dtype or t.is_sparse) for t in values):
-        return None
-    parts = [(t.shape, s) for t, a, s in zip(values, op.args, signs, strict=True) if type(a) is Slot]
+        return op.call(*data), back, needed
 
-    def back(R: Tensor) -> tuple[Tensor, ...]:
-        return tuple([_fitting(R if sign > 0 else -R, shape) for shape, sign in parts])
-
-    return op.call(*data), back, ()
-
-
-_SIGNS = {"add": (1, 1), "sub": (1, -1), "subtract": (1, -1), "rsub": (-1, 1)}
-
-
-def quotient(op: Op, data: list[Tensor]) -> Found:
-    """x / y, of a constant y."""
-    if op.kwargs or len(op.args) != 2 or type(op.args[0]) is not Slot or type(op.args[1]) is Slot:
-        return None
-    x, y = data[0], op.args[1]
-    if not isinstance(y, Tensor):
-        return op.call(x), lambda R: (R / y,), ()
-    shape = x.shape
-    if y.dtype is not x.dtype or y.is_sparse:
-        return None
-    return op.call(x), lambda R, y: (_fitting(R / y, shape),), (y,)
-
-
-def _like(R: Tensor, x: Tensor) -> Tensor:
-    return _fitting(R, x.shape)
+    return derivative
 
 
 def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
@@ -191,8 +161,7 @@ def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
 def reduced(op: Op, data: list[Tensor]) -> Found:
     """A sum or a mean over some dimensions."""
     x, y = data[0], op.call(*data)
-    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
-    keeps = op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False)
+    dims, keeps = op.argument("dim"), op.argument("keepdim", False)
     dims = (dims,) if type(dims) is int else dims
     named = op.kwargs.keys() <= {"dim", "keepdim"} and y.dtype is x.dtype
     if not named or not isinstance(dims, (tuple, list)) or not dims or not y.numel():
@@ -259,25 +228,6 @@ def layer_norm(op: Op, data: list[Tensor]) -> Found:
     return y, back, (x, mean, rstd, *given)
 
 
-_layer_norm_back = _aten.native_layer_norm_backward.default
-
-
-def matrix_product(op: Op, data: list[Tensor]) -> Found:
-    """x @ y, at least two dimensions each: of two data tensors, or of one and a constant."""
-    if op.kwargs or len(op.args) != 2:
-        return None
-    x, y = fill(op.args, data)
-    if any(not isinstance(t, Tensor) or t.dim() < 2 or t.dtype is not data[0].dtype for t in (x, y)):
-        return None
-    first, second = (type(a) is Slot for a in op.args)
-
-    def back(R: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        left = (_like(R @ y.transpose(-2, -1), x),) if first else ()
-        return (*left, _like(x.transpose(-2, -1) @ R, y)) if second else left
-
-    return op.call(*data), back, (x, y)
-
-
 def picked(op: Op, data: list[Tensor]) -> Found:
     """x[index] of numbers and slices."""
     x, index = data[0], op.args[1] if len(op.args) == 2 else None
@@ -306,18 +256,20 @@ DIRECT: dict[str, Direct] = {
     "softmax": softmax,
     "_softmax": softmax,
     "layer_norm": layer_norm,
-    **dict.fromkeys("matmul bmm mm".split(), matrix_product),
+    **dict.fromkeys("matmul bmm mm".split(), of_two(lambda R, y: R @ y.mT, lambda R, x: x.mT @ R, rank=2)),
     "__getitem__": picked,
     **dict.fromkeys("sum mean".split(), reduced),
     **dict.fromkeys("view reshape flatten unflatten squeeze unsqueeze clone".split(), reshaped),
-    **dict.fromkeys(_SIGNS, added),
-    **dict.fromkeys("div divide true_divide".split(), quotient),
+    "add": of_two(lambda R, _: R, lambda R, _: R, reads=False),
+    **dict.fromkeys("sub subtract".split(), of_two(lambda R, _: R, lambda R, _: -R, reads=False)),
+    "rsub": of_two(lambda R, _: -R, lambda R, _: R, reads=False),
+    **dict.fromkeys("div divide true_divide".split(), of_two(lambda R, y: R / y, None)),
     "tanh": of_output(_aten.tanh_backward.default),
     "hardsigmoid": of_input(_aten.hardsigmoid_backward.default),
     **dict.fromkeys("cat concat concatenate".split(), concatenated),
     **dict.fromkeys("pad constant_pad_nd".split(), padded),
     **dict.fromkeys("transpose swapaxes swapdims".split(), transposed),
-    **dict.fromkeys("mul multiply".split(), product),
+    **dict.fromkeys("mul multiply".split(), of_two(torch.mul, torch.mul)),
     **dict.fromkeys("sigmoid expit".split(), of_output(_aten.sigmoid_backward.default)),
     "permute": permuted,
     "max_pool2d": max_pooled,

@@ -13,6 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -33,11 +34,11 @@ FAMILIES: dict[str, str] = {
     "clamp": "clamp clip clamp_min hardtanh threshold",
     "squash": "sigmoid expit tanh hardsigmoid softsign logsigmoid log_sigmoid tanhshrink",
     "unary": "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal abs absolute erf erfc sin cos "
-    "tan atan arctan sinh cosh asinh pow float_power clamp_max softshrink hardshrink",
+    "tan atan arctan sinh cosh asinh pow rpow float_power clamp_max softshrink hardshrink",
     "conv": "conv1d conv2d conv3d convolution _convolution",
     "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
     "linear": "linear",
-    "matmul": "matmul mm bmm mv dot vdot inner outer ger addmm addbmm baddbmm addmv einsum tensordot "
+    "matmul": "matmul rmatmul mm bmm mv dot vdot inner outer ger addmm addbmm baddbmm addmv einsum tensordot "
     "bilinear chain_matmul",
     "batch_norm": "batch_norm native_batch_norm _native_batch_norm_legit_no_training",
     "norm": "layer_norm native_layer_norm group_norm instance_norm rms_norm",
@@ -49,7 +50,7 @@ FAMILIES: dict[str, str] = {
     "sum": "sum mean",
     "add": "add sub subtract rsub",
     "mul": "mul multiply",
-    "div": "div divide true_divide",
+    "div": "div rdiv divide true_divide",
     "max": "max amax maximum fmax",
     "min": "min amin minimum fmin",
     "softmax": "softmax _softmax",
@@ -75,11 +76,8 @@ ROUTING = frozenset(
 )
 
 # What a custom autograd.Function may do without hiding an activation: gradient reversal, say.
-LINEAR_CALLS = ROUTING | frozenset(
-    name
-    for family in "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
-    for name in FAMILIES[family].split()
-)
+_LINEAR = "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
+LINEAR_CALLS = ROUTING.union(*(FAMILIES[family].split() for family in _LINEAR)) - {"rdiv"}
 
 # Said when a network has nothing to rectify: ways an activation is written out by hand.
 BY_HAND = frozenset(
@@ -112,92 +110,16 @@ NEW_TENSORS = frozenset(
     "new_tensor".split()
 )
 
-# Parameter names by position, for builtins that Python cannot inspect.
-_POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
-SIGNATURES: dict[str, str] = {
-    **{f"conv{n}d": "input weight bias stride padding dilation groups" for n in (1, 2, 3)},
-    **{f"max_pool{n}d": _POOL for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": _POOL for n in (1, 2, 3)},
-    **{f"adaptive_max_pool{n}d": "input output_size return_indices" for n in (1, 2, 3)},
-    **{
-        f"avg_pool{n}d": "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-        for n in (1, 2, 3)
-    },
-    "convolution": "input weight bias stride padding dilation transposed output_padding groups",
-    "_convolution": "input weight bias stride padding dilation transposed output_padding groups",
-    "linear": "input weight bias",
-    "clamp": "input min max",
-    "clip": "input min max",
-    "clamp_min": "input min",
-    "hardtanh": "input min_val max_val",
-    "threshold": "input threshold value",
-    "constant_pad_nd": "input pad value",
-    "pad": "input pad mode value",
-    "native_layer_norm": "input normalized_shape weight bias eps",
-    "_native_batch_norm_legit_no_training": "input weight bias running_mean running_var momentum eps",
-    "softmax": "input dim dtype",
-    "log_softmax": "input dim dtype",
-    "_softmax": "input dim half_to_float",
-    "_log_softmax": "input dim half_to_float",
-    "batch_norm": "input weight bias running_mean running_var training momentum eps",
-    "native_batch_norm": "input weight bias running_mean running_var training momentum eps",
-    "layer_norm": "input normalized_shape weight bias eps",
-    "rms_norm": "input normalized_shape weight eps",
-    "group_norm": "input num_groups weight bias eps",
-    "instance_norm": "input weight bias running_mean running_var use_input_stats momentum eps",
-    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal scale enable_gqa",
-    "glu": "input dim",
-    "max": "input dim keepdim",
-    "min": "input dim keepdim",
-    "amax": "input dim keepdim",
-    "amin": "input dim keepdim",
-    "rsub": "input other alpha",
-    "pow": "input exponent",
-    "float_power": "input exponent",
-    "vector_norm": "input ord dim keepdim",
-    "norm": "input ord dim keepdim",
-    "linalg_norm": "input ord dim keepdim",
-    "linalg_vector_norm": "input ord dim keepdim",
-}
-
+# Operators by the op they stand for: `__iadd__` is add_, `__rsub__` is rsub, `__rtruediv__` is rdiv.
 _DUNDERS = {
-    "__add__": "add",
-    "__radd__": "add",
-    "__iadd__": "add_",
-    "__sub__": "sub",
-    "__isub__": "sub_",
-    "__mul__": "mul",
-    "__rmul__": "mul",
-    "__imul__": "mul_",
-    "__div__": "div",
-    "__truediv__": "div",
-    "__idiv__": "div_",
-    "__itruediv__": "div_",
-    "__rsub__": "rsub",
-    "__rdiv__": "rdiv",
-    "__rtruediv__": "rdiv",
-    "__matmul__": "matmul",
-    "__rmatmul__": "rmatmul",
-    "__pow__": "pow",
-    "__rpow__": "rpow",
-    "__ipow__": "pow_",
-    "__neg__": "neg",
-    "__abs__": "abs",
-    "special_expit": "sigmoid",
-    "special_softmax": "softmax",
-    "special_log_softmax": "log_softmax",
+    f"__{prefix}{name}__": {"radd": "add", "rmul": "mul"}.get(op, op).replace("truediv", "div")
+    for name in "add sub mul div truediv matmul pow neg abs".split()
+    for prefix, op in (("", name), ("r", f"r{name}"), ("i", f"{name}_"))
 }
-# Reflected operators, as the op they stand for with its operands the other way round.
-_REFLECTED: dict[str, Callable[..., Any]] = {
-    "rdiv": lambda x, other: torch.div(other, x) if torch.is_tensor(other) else x.reciprocal() * other,
-    "rmatmul": lambda x, other: torch.matmul(other, x),
-    "rpow": lambda x, other: torch.pow(other, x),
-}
-
 
 TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
+_ATTRIBUTES = ("__get__", "__set__", "__delete__")
 _SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
-_REFLECTED_FAMILY = {"rdiv": "div", "rmatmul": "matmul", "rpow": "unary"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,28 +134,20 @@ class Spec:
     own: bool = True  # torch's own function, not one of another library with the same name
 
     @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The parameters by position, where they are known."""
-        return _parameters(self.spelling, self.name)
-
-    @functools.cached_property
     def at(self) -> dict[str, int]:
-        """The position of each parameter."""
-        return {name: i for i, name in enumerate(self.names)}
+        """The position of each parameter, where it is known."""
+        return {name: i for i, name in enumerate(_parameters(self.spelling, self.name))}
 
     @functools.cached_property
     def silent(self) -> bool:
         """A question about a tensor, or an attribute that is no tensor made from it: nothing to record."""
-        if getattr(self.spelling, "__name__", "") not in _SILENT:
-            return False
-        return getattr(getattr(self.spelling, "__self__", None), "__name__", "") not in TRANSPOSES
+        return self.name in _SILENT and self.attribute not in TRANSPOSES
 
     @functools.cached_property
     def attribute(self) -> str | None:
-        """The name of the attribute that is read, if the call reads one."""
-        if self.name not in ("__get__", "__set__", "__delete__"):
-            return None
-        return getattr(getattr(self.spelling, "__self__", None), "__name__", "")
+        """The name of the attribute that is read or written, if the call does that."""
+        owner = getattr(self.spelling, "__self__", None) if self.name in _ATTRIBUTES else None
+        return getattr(owner, "__name__", None)
 
     def arguments(self, names: Iterable[str], args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Arguments by name, however they were passed; None for those that were not."""
@@ -245,26 +159,28 @@ class Spec:
 
 
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
-_FAMILY_OF |= _REFLECTED_FAMILY
 
 
 def plain_name(name: str) -> tuple[str, bool]:
     """The op's own name and whether this spelling of it works in place."""
-    name = _DUNDERS.get(name, name)
+    name = _DUNDERS.get(name, name).removeprefix("special_")
     if name.endswith("_") and not name.endswith("__"):
         return name[:-1], True
     return name, name == "__setitem__"
 
 
-def _parameters(func: Any, name: str) -> tuple[str, ...]:
-    schema = getattr(func, "_schema", None)
-    if schema is not None and hasattr(schema, "arguments"):
-        return tuple("input" if a.name == "self" else a.name for a in schema.arguments)
+def _parameters(func: Any, name: str) -> Iterable[str]:
+    """The names of a function's parameters: Python's own, or those of the op's overload that has the most."""
     if inspect.isfunction(func):
         names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
         if names != ("args", "kwargs"):  # a wrapper says nothing about what it wraps
             return names
-    return tuple(SIGNATURES.get(name, "").split())
+    packets: Any = (getattr(torch.ops.aten, each, None) for each in (f"linalg_{name}", name))
+    found = (getattr(p, each) for p in packets if hasattr(p, "overloads") for each in p.overloads())
+    schemas = (each._schema.arguments for each in ((func,) if hasattr(func, "_schema") else found))
+    longest = max(([a.name for a in schema if not a.is_out] for schema in schemas), key=len, default=[])
+    # F.max_pool2d and its kind, which are wrappers, take one more than the op.
+    return ({"self": "input", "p": "ord"}.get(each, each) for each in (*longest, "return_indices"))
 
 
 class Table:
@@ -286,33 +202,23 @@ class Table:
         with contextlib.suppress(TypeError):  # not hashable: no function that is ever called by a model
             known = self._specs.get(func)
             if known is None or (known.family is None and family is not None):
-                out_of_place = _out_of_place(func, name, writes, namespace)
+                places = (namespace, torch, F) if writes else ()
+                out_of_place = next(filter(None, (getattr(place, name, None) for place in places)), func)
                 self._specs[func] = Spec(name, family, out_of_place, func, writes)
 
     def lookup(self, func: Any) -> Spec:
         """The entry of a torch function; one with `own=False` for any other function."""
         spec = self._specs.get(func)
-        if spec is not None:
-            return spec
-        if isinstance(func, self._overloads) and str(func).startswith("aten."):
-            spec = self._specs[func] = _overload(func)
-            return spec
-        name = getattr(func, "__name__", str(func))
-        if name in _SILENT or name in ("__delete__",):  # an attribute of Tensor
-            spec = self._specs[func] = Spec(name, None, func, func, False)
-            return spec
-        return Spec(
-            str(func) if isinstance(func, self._overloads) else name, None, func, func, False, own=False
-        )
-
-
-def _out_of_place(func: Any, name: str, writes: bool, namespace: Any) -> Any:
-    if name in _REFLECTED:
-        return _REFLECTED[name]
-    if not writes:
-        return func
-    found = getattr(namespace, name, None) or getattr(torch, name, None) or getattr(F, name, None)
-    return found or func
+        if spec is None:
+            overload = isinstance(func, self._overloads)
+            name = str(func) if overload else getattr(func, "__name__", str(func))
+            if overload and name.startswith("aten."):
+                spec = _overload(func)
+            else:
+                spec = Spec(name, None, func, func, False, own=name in (*_ATTRIBUTES, "_set_grad_enabled"))
+            if spec.own:
+                self._specs[func] = spec
+        return spec
 
 
 def _overload(func: Any) -> Spec:
@@ -343,14 +249,11 @@ def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
         return family
     if name == "threshold":
         return "relu" if argument("threshold") == 0 and argument("value") == 0 else "unary"
-    low, high = (
-        (argument("min_val", -1.0), argument("max_val", 1.0))
-        if name == "hardtanh"
-        else (argument("min"), argument("max"))
-    )
-    low, high = (x.item() if torch.is_tensor(x) and x.numel() == 1 else x for x in (low, high))
+    squashes = name == "hardtanh"
+    bounds = (("min_val", -1.0), ("max_val", 1.0)) if squashes else (("min", None), ("max", None))
+    low, high = (x.item() if torch.is_tensor(x) and x.numel() == 1 else x for x in starmap(argument, bounds))
     if torch.is_tensor(low) or torch.is_tensor(high) or low != 0:
-        return "squash" if name == "hardtanh" else "unary"
+        return "squash" if squashes else "unary"
     if high is None or high == float("inf"):
         return "relu"
     return "relu6" if high > 1 else "squash"

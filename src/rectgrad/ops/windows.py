@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,13 @@ def per_dim(value: Any, dims: int) -> tuple[int, ...]:
     """An int or a sequence as torch's functions take it, as one int a dimension."""
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return tuple(int(v) for v in (values * dims if len(values) == 1 else values))
+
+
+def pooling_windows(argument: Callable[..., Any], dims: int) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation of a pooling, from its arguments by name and their defaults."""
+    kernel = per_dim(argument("kernel_size"), dims)
+    stride = per_dim(argument("stride") or kernel, dims)
+    return kernel, stride, per_dim(argument("padding", 0), dims), per_dim(argument("dilation", 1), dims)
 
 
 def clear_of_padding(
@@ -30,13 +37,7 @@ def clear_of_padding(
 
 
 def taps(
-    length: int,
-    outputs: int,
-    kernel: int,
-    stride: int,
-    dilation: int,
-    padding: int,
-    device: torch.device | None = None,
+    device: torch.device, length: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
     """Positions (outputs, kernel) that each pooling window reads, and which of them are real."""
     first = torch.arange(outputs, device=device).unsqueeze(1) * stride - padding
@@ -45,11 +46,10 @@ def taps(
     return position.clamp(0, max(length - 1, 0)), real
 
 
-def adaptive_taps(length: int, outputs: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def adaptive_taps(device: torch.device, length: int, outputs: int) -> tuple[Tensor, Tensor]:
     """The same for adaptive pooling: window o is floor(o L / n) .. ceil((o + 1) L / n)."""
     index = torch.arange(outputs, device=device)
     start, end = index * length // outputs, -(-(index + 1) * length // outputs)
-    ends = [(i * length // outputs, -(-(i + 1) * length // outputs)) for i in range(outputs)]
-    widest = max((last - first for first, last in ends), default=0)
+    widest = max((-(-(i + 1) * length // outputs) - i * length // outputs for i in range(outputs)), default=0)
     position = start.unsqueeze(1) + torch.arange(widest, device=device)
     return position.clamp(max=max(length - 1, 0)), position < end.unsqueeze(1)

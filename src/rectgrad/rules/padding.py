@@ -68,12 +68,9 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
 
 def _pad_before(op: Op, dims: int) -> list[tuple[int, int]]:
     """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
-    source = op.sources[0] if op.sources else None
-    if source is None or source.family != "pad" or not _zero(source):
+    source = op.sources[0] if op.sources else op
+    zero = (source.argument("mode", "constant"), source.argument("value", 0)) == ("constant", 0)
+    if source.family != "pad" or not zero:
         return [(0, 0)] * dims
     pads = [*source.argument("pad"), *[0] * (2 * dims)]
     return [(max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims))]
-
-
-def _zero(pad: Op) -> bool:
-    return pad.argument("mode", "constant") == "constant" and pad.argument("value", 0) == 0

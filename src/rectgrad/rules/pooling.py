@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.engine.op import Op, Rule
-from rectgrad.ops.windows import adaptive_taps, per_dim, taps
+from rectgrad.ops.windows import adaptive_taps, pooling_windows, taps
 
 TINY = 1e-10
 
@@ -42,28 +42,17 @@ def proportional_pooling() -> Rule:
 def windowed_sum(op: Op) -> Callable[[Tensor], Tensor]:
     """The sum over each pooling window's real elements, as a function of the pool's input."""
     dims = int(next(c for c in op.name if c.isdigit()))
-    size, outputs = op.inputs[0].shape[-dims:], op.output.shape[-dims:]
-    plan = [_taps(op, d, dims, size[d], outputs[d]) for d in range(dims)]
+    device, lengths = op.inputs[0].device, (op.inputs[0].shape[-dims:], op.output.shape[-dims:])
+    if op.name.startswith("adaptive"):
+        plan = [adaptive_taps(device, *sizes) for sizes in zip(*lengths, strict=True)]
+    else:
+        windows = zip(*lengths, *pooling_windows(op.argument, dims), strict=True)
+        plan = [taps(device, *sizes) for sizes in windows]
 
     def window_sum(x: Tensor) -> Tensor:
         for d, (position, real) in enumerate(plan):
-            x = _along(x, d - dims, position, real)
+            picked = x.movedim(d - dims, -1)[..., position]
+            x = torch.where(real, picked, 0).sum(-1).movedim(-1, d - dims)
         return x
 
     return window_sum
-
-
-def _taps(op: Op, d: int, dims: int, length: int, outputs: int) -> tuple[Tensor, Tensor]:
-    if op.name.startswith("adaptive"):
-        return adaptive_taps(length, outputs, op.inputs[0].device)
-    kernel = per_dim(op.argument("kernel_size"), dims)
-    stride = per_dim(op.argument("stride") or kernel, dims)
-    dilation, padding = (per_dim(op.argument(n, v), dims) for n, v in (("dilation", 1), ("padding", 0)))
-    windows = (length, outputs, kernel[d], stride[d], dilation[d], padding[d])
-    return taps(*windows, op.inputs[0].device)
-
-
-def _along(x: Tensor, dim: int, position: Tensor, real: Tensor) -> Tensor:
-    """Sums of x over `position` along one dimension, where `real`."""
-    picked = x.movedim(dim, -1)[..., position]
-    return torch.where(real, picked, 0).sum(-1).movedim(-1, dim)

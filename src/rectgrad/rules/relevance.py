@@ -27,7 +27,8 @@ _LINEAR = "conv conv_transpose linear batch_norm max_pool avg_pool sum add matmu
 
 def lrp_rules(epsilon: float) -> dict[str, Rule]:
     rules: dict[str, Rule] = dict.fromkeys(_LINEAR, lrp_linear(epsilon))
-    rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "softmax", "log_softmax"), lrp_activation())
+    activation = Rule(_activation, "lrp_activation")
+    rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "softmax", "log_softmax"), activation)
     rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
     return rules | {"norm": lrp_norm(epsilon)}
 
@@ -41,14 +42,11 @@ def lrp_linear(epsilon: float) -> Rule:
     return Rule(apply, "lrp_linear")
 
 
-def lrp_activation() -> Rule:
-    def apply(op: Op, R: Tensor) -> Tensor:
-        a, z = wide(op.output), wide(op.inputs[0])
-        smallest = torch.finfo(z.dtype).tiny ** 0.5
-        safe = torch.where(z.abs() < smallest, torch.full_like(z, smallest).copysign(z), z)
-        return (R * (a / safe)).to(R.dtype)
-
-    return Rule(apply, "lrp_activation")
+def _activation(op: Op, R: Tensor) -> Tensor:
+    a, z = wide(op.output), wide(op.inputs[0])
+    smallest = torch.finfo(z.dtype).tiny ** 0.5
+    safe = torch.where(z.abs() < smallest, torch.full_like(z, smallest).copysign(z), z)
+    return (R * (a / safe)).to(R.dtype)
 
 
 def _product(op: Op, R: Tensor) -> Any:
@@ -61,9 +59,9 @@ def _product(op: Op, R: Tensor) -> Any:
 
 
 def _division(op: Op, R: Tensor) -> Any:
-    if op.data_count == 1:
-        return op.vjp(R)
     grads = op.vjp(R)
+    if op.data_count == 1:
+        return grads
     return (None, grads[1]) if op.name == "rdiv" else (grads[0], None)
 
 
