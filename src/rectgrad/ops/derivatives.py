@@ -29,8 +29,7 @@ _adaptive_pool_back = _aten._adaptive_avg_pool2d_backward.default
 
 
 def to_both(R: Any) -> tuple[Any, Any]:
-    """Of x + y, both of one shape."""
-    return R, R
+    return R, R  # of x + y
 
 
 def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:
@@ -142,8 +141,8 @@ def product(op: Op, data: list[Tensor]) -> Found:
 
     def back(R: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         x, y = (*tensors, *numbers) if first else (*numbers, *tensors)
-        left = (_like(R * y, x),) if first else ()
-        return (*left, _like(R * x, y)) if second else left
+        left = (_fitting(R * y, x.shape),) if first else ()
+        return (*left, _fitting(R * x, y.shape)) if second else left
 
     return op.call(*data), back, tuple(tensors)
 
@@ -177,10 +176,6 @@ def quotient(op: Op, data: list[Tensor]) -> Found:
     if y.dtype is not x.dtype or y.is_sparse:
         return None
     return op.call(x), lambda R, y: (_fitting(R / y, shape),), (y,)
-
-
-def _like(R: Tensor, x: Tensor) -> Tensor:
-    return _fitting(R, x.shape)
 
 
 def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
@@ -272,8 +267,8 @@ def matrix_product(op: Op, data: list[Tensor]) -> Found:
     first, second = (type(a) is Slot for a in op.args)
 
     def back(R: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        left = (_like(R @ y.transpose(-2, -1), x),) if first else ()
-        return (*left, _like(x.transpose(-2, -1) @ R, y)) if second else left
+        left = (_fitting(R @ y.transpose(-2, -1), x.shape),) if first else ()
+        return (*left, _fitting(x.transpose(-2, -1) @ R, y.shape)) if second else left
 
     return op.call(*data), back, (x, y)
 
