@@ -191,6 +191,18 @@ def test_a_buffer_made_in_inference_mode_is_written_in_the_pass(method, write):
     assert agree(*maps)
 
 
+def test_a_value_is_modified_out_of_sight_and_then_in_sight():
+    def step(net, x):
+        y = F.relu(x)
+        with torch._C.DisableTorchFunction():
+            y.add_(1)
+        return y.mul_(2)
+
+    net, x = made(step)
+    with pytest.raises(rectgrad.UnsupportedModelError, match="modified out of sight"):
+        rectgrad.attribute(net, x, "rectgrad", target=1)
+
+
 def test_data_is_not_written_into_a_tensor_made_in_inference_mode():
     """Autograd cannot record that, so there is no map."""
     net, x = made(lambda net, x: net.scale.copy_(F.relu(x)))

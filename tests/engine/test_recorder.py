@@ -112,6 +112,10 @@ def turned(net, x):
     return (y @ net.conv.weight.flatten(1)[:, :4].T).mT.unsqueeze(-1)
 
 
+def clamped_by_data(net, x):
+    return F.relu(x.clamp(x.mean(), max=x.amax((2, 3), keepdim=True)))
+
+
 def added_in_place(net, x):
     y = F.relu(x)
     z = net.conv.weight.mean() * y
@@ -134,7 +138,7 @@ def under_a_mode(net, x):
 
 LINKED = [
     *(relu_then_add, several, masked, gated, normed, pooled),
-    *(attentive, smooth, picked, turned, added_in_place, under_a_mode),
+    *(attentive, smooth, picked, turned, clamped_by_data, added_in_place, under_a_mode),
 ]
 
 

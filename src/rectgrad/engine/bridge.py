@@ -11,6 +11,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,15 +25,7 @@ from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, as_rules, no_autocast, storage_id
-from rectgrad.engine.recorder import (
-    TRANSFORM,
-    ForwardMode,
-    Refused,
-    Unlinked,
-    linear_op,
-    refuse_backward,
-    saving,
-)
+from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
 from rectgrad.kernels.sparse import dense
@@ -80,12 +73,17 @@ class Bridge(torch.autograd.Function):
         return results
 
     @staticmethod
+    def backward(ctx: Any, *R: Tensor | None) -> Any:
+        with torch_private.without_torch_function():
+            return Bridge._backward(ctx, *R)
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
+    def _backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
         op: Op = ctx.op
         if R is None:
             return (None,) * len(ctx.needs_input_grad)
-        with torch_private.without_torch_function(), no_autocast(R.device.type):
+        with no_autocast(R.device.type):
             if op.overwritten():
                 raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
             if op.state.observe is not None:
@@ -101,29 +99,20 @@ def op_of(node: Any) -> Op | None:
     return node.op if getattr(node, "_forward_cls", None) is Bridge else None
 
 
-def is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
-    return any(getattr(node, "variable", None) is leaf for leaf in leaves)
-
-
+@dataclass(eq=False, repr=False)
 class BridgeRecorder(ForwardMode):
-    """One forward pass. families: those to bridge (None: all). plain: closed forms are off, because another
-    mode may change what a call does. transparent: every call is autograd's own, and only the model's tensors
-    are protected."""
+    """One forward pass."""
 
+    families: Collection[str] | None = None  # those to bridge; None: all
+    decompose: Collection[str] = ()
+    plain: bool = False  # closed forms are off, because another mode may change what a call does
+    transparent: bool = False  # every call is autograd's own, and only the model's tensors are protected
+    named: bool = True
     lost = UnsupportedModelError
 
-    def __init__(
-        self,
-        families: Collection[str] | None = None,
-        decompose: Collection[str] = (),
-        *,
-        plain: bool = False,
-        transparent: bool = False,
-        named: bool = True,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.trace = Trace([], None)
-        super().__init__(decompose, named, self.trace.rows)
-        self.families, self.plain, self.transparent = families, plain, transparent
+        super().__init__(self.decompose, self.named, self.trace.rows)
         self.refuses = False  # differentiation inside the forward pass, which no rule can follow
         self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
         self.trace.by_hand = self.by_hand
@@ -136,7 +125,7 @@ class BridgeRecorder(ForwardMode):
         if self.suspended:
             return func(*args, **kwargs)
         if self.refuses:
-            refuse_backward(func, sys._getframe(1))
+            self._refuse_backward(func, sys._getframe(1))
         if spec.silent and spec.name != "_set_grad_enabled":
             return func(*args, **kwargs)
         if self.keeper is not None:
@@ -162,6 +151,8 @@ class BridgeRecorder(ForwardMode):
         itself = spec.writes or "inplace" in spec.at or spec.name in _VALUELESS
         args = tuple([self._prepare(a, data, i > 0 or not itself) for i, a in enumerate(args)])
         kwargs = {k: self._prepare(v, data, k != "out") for k, v in kwargs.items()}
+        if not data:
+            return self._constant(spec, func, args, kwargs)
         written = fill(_written(spec, args, kwargs), data)
         op = self._op(spec, args, kwargs, data, written is not None)
         if op is None:
@@ -204,13 +195,11 @@ class BridgeRecorder(ForwardMode):
         return x.detach() if weight else x
 
     def _is_entry(self, node: Any) -> bool:
-        return op_of(node) is not None or is_leaf(node, self.leaves or ())
+        return any(getattr(node, "variable", None) is leaf for leaf in self.leaves or ())
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
-        """The record of this call, if it depends on the input and its family is wanted. In-place activations
+        """The record of this call, if its family is wanted. In-place activations
         always are: autograd derives some from their output, which a write on another part invalidates."""
-        if not data:
-            return None
         op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
         op.data_count = len(data)
         self._find_family(op)
@@ -247,8 +236,6 @@ class BridgeRecorder(ForwardMode):
 
     def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """A call without a rule: autograd's own."""
-        if not data:
-            return self._constant(spec, func, args, kwargs)
         # cuDNN's recurrent networks have a backward pass in training mode only.
         by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
@@ -308,13 +295,6 @@ def _following(node: Any) -> list[Any]:
     return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
-def graph_of(root: Any, leaves: Sequence[Tensor]) -> Graph:
-    """The autograd nodes below a score, with the ops that are bridged."""
-    below = {node: _following(node) for node in walk([root], _following)}
-    found = {node: op for node in below if (op := op_of(node)) is not None}
-    return Graph(root, below, found, {node for node in below if is_leaf(node, leaves)})
-
-
 class BridgedPass(Pass):
     """On a BridgeRecorder, with autograd's backward pass."""
 
@@ -353,7 +333,7 @@ class BridgedPass(Pass):
     def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
         if not self.state.rules and not observed:
             return
-        graph = graph_of(scores.grad_fn, self.leaves)
+        graph = self._graph(scores.grad_fn)
         if self.state.rules:
             kinds = {node: graph.kind(node) for node in graph.below if node not in graph.ops}
             calls = {row.name for row in self.trace.rows}
@@ -361,6 +341,12 @@ class BridgedPass(Pass):
                 raise unsupported(type(method).__name__, hidden)
         wanted = ("gate", *method.facts) if method.rectifies else method.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
+
+    def _graph(self, root: Any) -> Graph:
+        """The autograd nodes below a score, with the ops that are bridged."""
+        below = {node: _following(node) for node in walk([root], _following)}
+        found = {node: op for node in below if (op := op_of(node)) is not None}
+        return Graph(root, below, found, set(filter(self.recorder._is_entry, below)))
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         ones, keep = torch.ones_like(scores), not self.state.once

@@ -96,6 +96,14 @@ class ForwardMode(TorchFunctionMode):
             if op.linear is not None and op.inputs:
                 op.linear = linear_op(op, op.inputs[0])
 
+    @staticmethod
+    def _refuse_backward(func: Any, frame: Any) -> None:
+        """No rule can follow a backward pass inside the forward pass. frame: of what calls the function."""
+        asked = torch_private.asked_by_backward(frame)
+        if asked or func in _DIFFERENTIATING:
+            name = "backward" if asked else func.__name__
+            raise Refused(f"torch.autograd.{name} called in the forward pass")
+
     def _made_before(self, x: Tensor) -> bool:
         """Whether a tensor with a graph was computed before the pass, as some weights are."""
         if torch_private.node_number(x) >= self.start:
@@ -165,18 +173,9 @@ class Recorder(ForwardMode):
     # How calls are handled: one function for each kind of call.
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A question about a tensor: nothing to record. torch.autograd.backward begins with some."""
-        refuse_backward(func, sys._getframe(2))
+        """A question about a tensor: nothing to record. A backward pass begins with some."""
+        self._refuse_backward(func, sys._getframe(2))
         return func(*args, **kwargs)
-
-    def _unknown(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A function that is not torch's own: linked only if it has nothing to do with the data."""
-        refuse_backward(func, sys._getframe(2))
-        data: list[Tensor] = []
-        self._slot((*args, *kwargs.values()), data)
-        if data:
-            raise Unlinked(spec.name)
-        return _without_graph(func, args, kwargs)
 
     def _composite(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """One of torch's own composites: its body runs under the recorder."""
@@ -196,7 +195,7 @@ class Recorder(ForwardMode):
         raise Unlinked(str(spec.attribute))
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any other call of torch's: recorded if it depends on the input."""
+        """Any other call: recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs)
         writes = spec.writes or inplace
         data: list[Tensor] = []
@@ -207,12 +206,10 @@ class Recorder(ForwardMode):
         op = Op(spec, spec.family or "", tuple(slots), options, self.state)
         op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
         op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
-        self._check(op, writes)
+        self._check(op, data, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
             return torch_private.under_mode(self, lambda: decompositions[op.family](op))
-        if writes:
-            self._overwrite(data[0], op.sources[0])
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
         if self._reads[op.family] == "all":
@@ -311,27 +308,23 @@ class Recorder(ForwardMode):
             raise Unlinked(f"an argument of type {kind.__name__}")
         return value
 
-    def _check(self, op: Op, writes: bool) -> None:
+    def _check(self, op: Op, data: list[Tensor], writes: bool) -> None:
         """No call is linked whose meaning the bridge would see differently, or that other modes change."""
         self._find_family(op)
         if transform_active():
             raise Refused(TRANSFORM)
         name = op.name
         hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
-        trains = name == "instance_norm" or (
-            op.family == "batch_norm" and updates_statistics(op.spec, op.args, op.kwargs)
-        )
+        trains = updates_statistics(op.spec, op.args, op.kwargs)
         first_written = not writes or (op.args and type(op.args[0]) is Slot)
         disturbed = not torch.is_grad_enabled() or autocast_active() or dispatch_modes()
-        if hides or trains or "out" in op.kwargs or not first_written or disturbed:
+        if not op.spec.own or hides or trains or "out" in op.kwargs or not first_written or disturbed:
             raise Unlinked(name)
-
-    def _overwrite(self, x: Tensor, source: Op) -> None:
-        """Before a linked tensor is written: nobody else may see it."""
-        storage = storage_id(x)
-        if source.family == "input" or torch_private.is_view(x) or storage in self._shared:
-            raise Unlinked("an in-place call on shared values")
-        self._unshare(storage)
+        if writes:  # nobody else may see the tensor that is written
+            storage = storage_id(data[0])
+            if op.sources[0].family == "input" or torch_private.is_view(data[0]) or storage in self._shared:
+                raise Unlinked("an in-place call on shared values")
+            self._unshare(storage)
 
     def _writable(self, target: Any) -> bool:
         """Whether a constant may be written: not the model's and the caller's tensors, which are restored
@@ -368,35 +361,22 @@ Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
 _HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
 _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
 TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
-_TRANSPOSED: dict[Any, Callable[[Tensor], Tensor]] = {
-    "T": lambda x: x.permute(*range(x.dim() - 1, -1, -1)),
-    "mT": lambda x: x.transpose(-2, -1),
-}
+_TRANSPOSED: Any = {"T": lambda x: x.permute(*range(x.dim())[::-1]), "mT": lambda x: x.transpose(-2, -1)}
 
 
 def handler_of(func: Any) -> tuple[Handler, ops.Spec]:
     """How the recorder handles calls of a function. Remembered for torch's own functions alone."""
     spec, handler = TABLE.lookup(func), Recorder._call
     plain = spec.name == "__get__" and spec.attribute in ops.PLAIN_ATTRIBUTES
-    if not spec.own or func in _DIFFERENTIATING:
-        handler = Recorder._unknown
-    elif plain or (spec.silent and spec.attribute is None):
+    if plain or func in _DIFFERENTIATING or (spec.silent and spec.attribute is None):
         handler = Recorder._pass
     elif spec.attribute is not None:
         handler = Recorder._attribute
-    elif spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
+    elif spec.own and not spec.family and spec.name not in ops.ROUTING and composite(func) is not None:
         handler = Recorder._composite
     if spec.own:
         _HANDLERS[func] = handler, spec
     return handler, spec
-
-
-def refuse_backward(func: Any, frame: Any) -> None:
-    """No rule can follow a backward pass inside the forward pass. frame: of the code that calls `func`."""
-    asked = torch_private.asked_by_backward(frame)
-    if asked or func in _DIFFERENTIATING:
-        name = "backward" if asked else func.__name__
-        raise Refused(f"torch.autograd.{name} called in the forward pass")
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -31,8 +31,7 @@ _adaptive_pool_back = _aten._adaptive_avg_pool2d_backward.default
 
 
 def to_both(R: Any) -> tuple[Any, Any]:
-    """Of x + y, both of one shape."""
-    return R, R
+    return R, R  # of x + y
 
 
 def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:

@@ -8,11 +8,8 @@ from typing import Any
 from rectgrad.ops.table import LINEAR_CALLS, RECTIFIERS, refine
 
 # Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
-_UNSEEN = {
-    **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
-    **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
-}
-_ORIGINAL = "use the original Python code"
+_UNSEEN = {name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()}
+_UNSEEN |= {"prelukernel": "PReLU", "rreluwithnoise": "RReLU"}
 
 
 def hidden_part(
@@ -26,9 +23,11 @@ def hidden_part(
     for node, kind in kinds.items():
         name = type(node).name(node)
         if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
-            return "a scripted or compiled part, whose inside cannot be seen; " + _ORIGINAL
+            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
         if unseen := _unseen(node, kind, saved):
-            return f"a {unseen} run outside Python (a scripted function, for example); {_ORIGINAL}"
+            return (
+                f"a {unseen} run outside Python, in a scripted function perhaps; use the original Python code"
+            )
         if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), inside)):
             return wrong
     return None
@@ -44,15 +43,13 @@ def _unseen(node: Any, kind: str, saved: Callable[..., Any]) -> str | None:
 
 def _foreign(name: str, inside: Mapping[str, list[str]]) -> str | None:
     """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
-    if name == "BackwardHookFunction":  # of a module's backward hooks
-        return None
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
     custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op
     if custom != name:
         return f"the custom op {custom}, whose inside cannot be seen; write it in torch"
     activations = [call for call in inside.get(name, ()) if call not in LINEAR_CALLS]
-    if name in inside and not activations:
-        return None
+    if name == "BackwardHookFunction" or (name in inside and not activations):
+        return None  # the former is of a module's backward hooks
     what = f"which hides a {activations[0]}" if activations else "whose inside cannot be seen"
     return f"the custom autograd.Function {name}, {what}; write what it computes with torch operations"
