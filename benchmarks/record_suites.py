@@ -8,6 +8,7 @@ Writes results/suites.json. As `make test-oldest`: everything but the explorer, 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import subprocess
@@ -29,10 +30,17 @@ def counts(report: Path) -> dict[str, Any]:
     cases = list(ElementTree.parse(report).iter("testcase"))
     # A test whose body and teardown both fail has two entries in its case.
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
-    reasons = Counter(skip.get("message", "") for case in cases for skip in case.iter("skipped"))
+    reasons = Counter(_reason(skip) for case in cases for skip in case.iter("skipped"))
     skipped = sum(reasons.values())
     passed = len(cases) - failed - skipped
     return {"passed": passed, "failed": failed, "skipped": skipped, "reasons": dict(reasons.most_common())}
+
+
+def _reason(skip: ElementTree.Element) -> str:
+    message = skip.get("message", "")
+    if message != "collection skipped":
+        return message
+    return ast.literal_eval(skip.text or "")[2].removeprefix("Skipped: ")  # of a file: (path, line, reason)
 
 
 def run(python: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -15,12 +14,12 @@ from rectgrad import ops
 from rectgrad.engine.backward import Maps, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.bridge import propagate as propagate
-from rectgrad.engine.capture import Captured, close_to
+from rectgrad.engine.capture import Capture as Capture
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.op import Op, UnsupportedModelError
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
-from rectgrad.engine.request import Plan, Request, mixes_samples
+from rectgrad.engine.request import Request, mixes_samples
 from rectgrad.engine.target import narrow
 from rectgrad.engine.torch_private import (
     active_function_modes,
@@ -77,15 +76,15 @@ class Record:
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, request: Request, as_tuple: bool) -> None:
-        passed = request.recording(ANY_METHOD, whole=True)
+        passed = request.recording(None)
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
         self._parts = [request]
-        if request.n > 1 and mixes_samples(request, passed):
+        if mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
-                part.passed = part.recording(ANY_METHOD, whole=True)
+                part.passed = part.recording(None)
 
     @property
     def trace(self) -> Trace:
@@ -113,9 +112,6 @@ class Record:
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
         return maps
-
-
-ANY_METHOD = Plan("any method", {}, facts=())
 
 
 def record(
@@ -160,54 +156,19 @@ def capture(
     """
     chosen = as_method(method, options)
     request = _request(model, example, target, forward_args, forward_kwargs)
-    as_tuple = isinstance(example, tuple)
 
-    def ordinary(inputs: Maps, asked: Any) -> Maps:
-        given = (inputs if as_tuple else inputs[0], chosen, asked)
-        maps = attribute(model, *given, forward_args=forward_args, forward_kwargs=forward_kwargs)
-        return maps if as_tuple else (maps,)
+    def ordinary(inputs: Any, asked: Any) -> Any:
+        return attribute(
+            model, inputs, chosen, asked, forward_args=forward_args, forward_kwargs=forward_kwargs
+        )
 
-    def captured() -> Captured:
+    def made() -> Capture:
         _check_model(request, chosen)
-        return Captured(request, chosen, ordinary)
+        return Capture(request, chosen, ordinary)
 
-    found = preserved(request, captured)
-    request.region = None
-    return Capture(found, as_tuple).agreeing(request, ordinary)
-
-
-class Capture:
-    """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
-
-    def __init__(self, captured: Captured, as_tuple: bool) -> None:
-        self._captured, self._as_tuple = captured, as_tuple
-
-    def __call__(self, inputs: Any, target: Any = None) -> Any:
-        tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-        for x in tensors:
-            _check_input(x, tensors[0])
-        return _given_back(self._captured.maps(tensors, target), self._as_tuple)
-
-    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture:
-        """Itself, if it agrees with an ordinary call on the example and on a changed one."""
-        if self._captured.replays:
-            for inputs in (request.inputs, tuple(0.5 * x.roll(1, 0) for x in request.inputs)):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    expected = ordinary(inputs, request.target)
-                    difference = close_to(self._captured.maps(inputs, None), expected)
-                    # Kernels that do not repeat themselves move units across a threshold in any two calls.
-                    repeats = close_to(ordinary(inputs, request.target), expected) if difference > 1e-5 else 0
-                if difference > max(1e-5, 2 * repeats):
-                    raise UnsupportedModelError(
-                        "the model cannot be captured: a replay differs from an ordinary call by "
-                        f"{difference:.1g} of the map's maximum"
-                    )
-        return self
-
-    def release(self) -> None:
-        """Free the memory of the graph; calls are ordinary ones from then on."""
-        self._captured.release()
+    captured = preserved(request, made)
+    captured.check_replays()
+    return captured
 
 
 def layer_attributions(
@@ -232,7 +193,7 @@ def layer_attributions(
     def layers() -> list[list[tuple[str, Tensor]]]:
         _check_model(request, method)
         parts = [request]
-        if request.n > 1 and mixes_samples(request, request.recording(Plan.of(method))):
+        if request.mixes(method):
             parts = [request.rows(i, i + 1) for i in range(request.n)]
         return [_layers(part, method.rows(i, i + part.n, request.inputs)) for i, part in enumerate(parts)]
 

@@ -144,6 +144,18 @@ def test_other_inputs_are_stale(x: Tensor) -> None:
         captured(x)
 
 
+def test_another_number_of_inputs_is_stale() -> None:
+    captured = rectgrad.capture(network(), images(), q=80)
+    with pytest.raises(StaleCaptureError, match="capture again"):
+        captured((images(), images()))
+
+
+def test_inputs_that_are_no_tensors_are_refused_as_in_an_ordinary_call() -> None:
+    captured = rectgrad.capture(network(), images(), q=80)
+    with pytest.raises(TypeError, match="not list"):
+        captured([0.0])
+
+
 def test_a_model_in_training_mode_is_refused() -> None:
     refused = pytest.raises(UnsupportedModelError, match=r"training mode.*eval\(\)")
     with refused, pytest.warns(UserWarning, match="training mode"):

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rectgrad import kernels, ops
 from rectgrad.engine import target as targets
+from rectgrad.engine import torch_private
 from rectgrad.engine.facts import NO_FACTS, Graph, find_facts, find_merges
-from rectgrad.engine.op import Op, UnsupportedModelError
+from rectgrad.engine.op import Op, Rules, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
-from rectgrad.engine.torch_private import (
-    active_function_modes,
-    autocast_active,
-    dispatch_modes,
-    map_tensors,
-    no_inference_mode,
-    out_of_memory,
-    transform_active,
-    under_mode,
-)
+from rectgrad.engine.torch_private import map_tensors, no_inference_mode, under_mode
 from rectgrad.engine.trace import Trace
 from rectgrad.kernels.sparse import dense
 
 if TYPE_CHECKING:
-    from rectgrad.engine.request import Plan, Request
+    from rectgrad.engine.request import Request
 
 Maps = tuple[Tensor, ...]
-Observe = Callable[[Op, Tensor], None]
+Observe = Callable[[Op, Tensor], None] | None
+OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
+
+
+class Plan:
+    """What a method tells the engine: the base of methods.Method, and by itself the plain gradient."""
+
+    rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
+    thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
+    decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
+    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
+    per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
+
+    def rules(self) -> Rules:
+        return {}
 
 
 class Pass:
@@ -42,7 +48,6 @@ class Pass:
 
     outputs: Any
     length: Any  # of the record, without what a callable target adds
-    sums: list[Tensor | float]  # of the gradients that met a rule: see State
 
     def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])
@@ -62,16 +67,14 @@ class Pass:
         """Those recorded, without the inputs."""
         return [op for op in self.recorder.ops if op.family != "input"]
 
-    def rectified(self) -> list[Op]:
-        return [op for op in self.ops if op.family in ops.RECTIFIERS]
+    @property
+    def folds(self) -> bool:
+        """Whether the first dimension of a rectified activation has other than one row for each sample."""
+        return any(op.shape[:1] != (self.n,) for op in self.ops if op.family in ops.RECTIFIERS)
 
     def adopt(self, region: Region | None) -> None:
         """What is written from now on is restored by that call."""
         self.recorder.keeper = region.keeper if region is not None else None
-
-    def forget(self) -> None:
-        """Drop the ops that a callable target added."""
-        self.recorder.truncate(self.length)
 
     def close(self) -> None:
         """After the map, or an error."""
@@ -83,32 +86,35 @@ class Pass:
 
     def _target_scores(self, target: targets.Scores) -> Tensor:
         """A callable target is part of what is explained: its steps follow the rules too."""
-        return under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
+        scores = under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
+        return targets.checked(scores, self.n)
 
-    def backward(self, plan: Plan, scores: Tensor, once: bool = True, observe: Observe | None = None) -> Maps:
-        """The gradient of the scores by the plan's rules, one tensor for each input."""
+    def backward(
+        self, method: Plan, scores: Tensor, once: bool = True, observe: Observe = None, without: str = ""
+    ) -> Maps:
+        """The gradient of the scores by the method's rules, one tensor for each input. without: a family that
+        gets no rule."""
         state = self.state
         with self.lock, no_inference_mode():
             for op in self.ops:
                 op.facts = NO_FACTS
-            self._find_facts(plan, scores, observe is not None)
-            state.rules, state.once, state.observe = plan.rules, once, observe
-            state.ran, state.sums = set(), []
+            state.rules = as_rules(method.rules(), without)
+            state.once, state.observe, state.ran, state.sums = once, observe, set(), []
             try:
+                self._find_facts(method, scores, observe is not None)
                 grads = self._gradients(scores)
             except RuntimeError as error:
-                raise self._in_our_words(error, plan.name) from None
+                raise self._in_our_words(error, type(method).__name__) from None
             finally:
                 state.rules, state.observe = {}, None
-            self.sums, ran = state.sums, state.ran
-        if plan.rectifies and not ran & ops.RECTIFIERS:
-            raise UnsupportedModelError(nothing_rectified(plan.name, list(self.trace.by_hand)))
+        if method.rectifies and not state.ran & ops.RECTIFIERS:
+            raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace.by_hand))
         return tuple(
             torch.zeros_like(x) if R is None else R.detach().to(x)
             for R, x in zip(grads, self._inputs, strict=True)
         )
 
-    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
+    def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
         """The facts that the rules ask for. observed: somebody sees the gradient at every activation."""
         raise NotImplementedError
 
@@ -118,11 +124,10 @@ class Pass:
 
     def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
         """What an error of torch means here; the error itself if it means nothing special."""
-        if "modified by an inplace operation" not in str(error):
+        if OVERWRITTEN not in str(error):
             return error
-        return self._overwritten("a weight", method)
-
-    def _overwritten(self, what: str, method: str = "") -> Exception:
+        if self.state.once:
+            return Unlinked(str(error))
         return RuntimeError("the model or its input was changed after it was recorded; record it again")
 
 
@@ -178,21 +183,16 @@ class RecordedPass(Pass):
         self._root, self._R = root, R
         return scores.detach()
 
-    def _overwritten(self, what: str, method: str = "") -> Exception:
-        return (
-            Unlinked(f"{what} was modified out of sight") if self.state.once else super()._overwritten(what)
-        )
-
-    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
-        recorded, root, backend = self.recorder.ops, self._root, self.state.backend
-        wanted = (*plan.facts, "channels") if observed else plan.facts
-        gates = plan.rectifies and any(op.family == "relu6" for op in recorded)
+    def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
+        recorded, root, rules, backend = self.recorder.ops, self._root, self.state.rules, self.state.backend
+        wanted = (*method.facts, "channels") if observed else method.facts
+        gates = method.rectifies and any(op.family == "relu6" for op in recorded)
         if wanted or gates:
             find_facts(Graph.of_ops(root), ("gate", *wanted) if gates else wanted)
-        plain = plan.rules.keys().isdisjoint(("linear", "batch_norm"))
-        masks = plan.rules.get("conv")
-        if plain and not observed and (masks is None or masks.reads == "shapes") and backend.merges:
-            find_merges(recorded, root, plan.rules, backend)
+        masks = rules.get("conv")
+        merges = backend.merges and rules.keys().isdisjoint(("linear", "batch_norm"))
+        if merges and not observed and (masks is None or masks.reads == "shapes"):
+            find_merges(recorded, root, rules, backend)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         recorded, state = self.recorder.ops, self.state
@@ -205,7 +205,7 @@ class RecordedPass(Pass):
                 if R is not None:
                     arrived[i] = None
                     if op.versions and op.overwritten():
-                        raise self._overwritten(f"a value that {op.name} needs")
+                        raise RuntimeError(f"a value that {op.name} needs was {OVERWRITTEN}")
                     if observe is not None:
                         observe(op, dense(R))
                     ruled = op.family in rules or op.family in ops.RECTIFIERS
@@ -219,7 +219,7 @@ class RecordedPass(Pass):
             return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
 
 
-def nothing_rectified(method: str, by_hand: list[str]) -> str:
+def nothing_rectified(method: str, by_hand: Iterable[str]) -> str:
     seen = f"no rectifier, unless one is written by hand ({', '.join(by_hand)})" if by_hand else None
     return (
         f"{method} found nothing to rectify between the score and the input: {seen or 'no activation'}; its "
@@ -227,52 +227,41 @@ def nothing_rectified(method: str, by_hand: list[str]) -> str:
     )
 
 
-def recorded_pass(request: Request, plan: Plan, recorder: Recorder) -> RecordedPass | None:
+def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
     """The forward pass of a request's model, if it can be recorded; None if it needs the bridge."""
     if not _can_be_recorded(request):
         return None
     try:
         return RecordedPass(request, recorder)
-    except Refused as error:
-        if plan.rules:
-            raise UnsupportedModelError(
-                f"{plan.name} cannot explain this model: it contains {error}"
-            ) from None
-        remember_bridged(request.model)
+    except Refused:
+        raise
     except Unlinked:
         remember_bridged(request.model)
     except Exception as error:  # the bridge meets it again, unless the links were the cause
-        if out_of_memory(error) or interrupted(error):
+        if torch_private.out_of_memory(error) or interrupted(error):
             raise
     return None
 
 
 def _can_be_recorded(request: Request) -> bool:
     """As far as is known before the pass."""
-    region = request.region
-    return (
-        region is not None
-        and not region.trains
-        and all(type(x) is Tensor and x.layout is torch.strided for x in request.inputs)
-        and not autocast_active()
-        and not transform_active()
-        and not dispatch_modes()
-        and not foreign_modes()
-        and not torch.is_anomaly_enabled()
-        and not _is_bridged(request.model)
-    )
+    if request.region is None or request.region.trains or _is_bridged(request.model):
+        return False
+    modes = torch_private.transform_active() or torch_private.dispatch_modes() or foreign_modes()
+    if modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
+        return False
+    return all(type(x) is Tensor and x.layout is torch.strided for x in request.inputs)
 
 
 def interrupted(error: BaseException) -> bool:
     """Whether an error arose while an interrupt was on its way up."""
-    return isinstance(error, KeyboardInterrupt) or (
-        error.__context__ is not None and interrupted(error.__context__)
-    )
+    before = error.__context__
+    return isinstance(error, KeyboardInterrupt) or (before is not None and interrupted(before))
 
 
 def foreign_modes() -> int:
     """TorchFunctionModes that are active and not recorders of an outer call, which see nothing."""
-    return sum(not getattr(mode, "suspended", False) for mode in active_function_modes())
+    return sum(not getattr(mode, "suspended", False) for mode in torch_private.active_function_modes())
 
 
 # Models by id. The references have no callback: one that runs Python code could swallow an interrupt.

@@ -17,32 +17,31 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.backward import Pass
+from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_facts, walk
-from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, as_rule, no_autocast, storage_id
-from rectgrad.engine.preserve import Keeper
+from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, as_rules, no_autocast, storage_id
 from rectgrad.engine.recorder import (
-    _DIFFERENTIATING,
-    _TRANSFORM,
-    BACKWARD,
+    TRANSFORM,
+    ForwardMode,
     Refused,
+    Unlinked,
     linear_op,
-    reaches,
+    refuse_backward,
     saving,
 )
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
 from rectgrad.kernels.sparse import dense
-from rectgrad.ops.arguments import Slot, fill, out_of_place, updates_statistics
+from rectgrad.ops.arguments import Slot, fill, out_of_place, with_own_statistics
 from rectgrad.ops.composite import composite, decompositions
+from rectgrad.ops.hidden import hidden_part
 
 if TYPE_CHECKING:
-    from rectgrad.engine.request import Plan, Request
+    from rectgrad.engine.request import Request
 
 # Families worth a graph of their own: their gradient should not pay for the forward computation twice.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
@@ -81,25 +80,20 @@ class Bridge(torch.autograd.Function):
         return results
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, R: Tensor | None, *_: Any) -> Any:
-        with torch_private.without_torch_function():
-            return _backward(ctx, R)
-
-
-@once_differentiable
-def _backward(ctx: Any, R: Tensor | None) -> Any:
-    op: Op = ctx.op
-    if R is None:
-        return (None,) * len(ctx.needs_input_grad)
-    with no_autocast(R.device.type):
-        if op.overwritten():
-            raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
-        if op.state.observe is not None:
-            op.state.observe(op, R)
-        grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
-        if op.state.once:
-            op.release()
-    return (None, None, *grads)
+        op: Op = ctx.op
+        if R is None:
+            return (None,) * len(ctx.needs_input_grad)
+        with torch_private.without_torch_function(), no_autocast(R.device.type):
+            if op.overwritten():
+                raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
+            if op.state.observe is not None:
+                op.state.observe(op, R)
+            grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
+            if op.state.once:
+                op.release()
+        return (None, None, *grads)
 
 
 def op_of(node: Any) -> Op | None:
@@ -111,12 +105,12 @@ def is_leaf(node: Any, leaves: Sequence[Tensor]) -> bool:
     return any(getattr(node, "variable", None) is leaf for leaf in leaves)
 
 
-class BridgeRecorder(TorchFunctionMode):
-    """One forward pass. families: those to bridge (None: all). decompose: those to see the inside of.
-    plain: closed forms are off, because another mode may change what a call does. transparent: every call is
-    autograd's own, and only the model's tensors are protected."""
+class BridgeRecorder(ForwardMode):
+    """One forward pass. families: those to bridge (None: all). plain: closed forms are off, because another
+    mode may change what a call does. transparent: every call is autograd's own, and only the model's tensors
+    are protected."""
 
-    suspended = False
+    lost = UnsupportedModelError
 
     def __init__(
         self,
@@ -127,34 +121,31 @@ class BridgeRecorder(TorchFunctionMode):
         transparent: bool = False,
         named: bool = True,
     ) -> None:
-        super().__init__()
-        self.families, self.decompose, self.plain, self.transparent = families, decompose, plain, transparent
-        self.refuses = False  # differentiation inside the forward pass, which no rule can follow
-        self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
-        self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
-        self.named = named
-        self.state, self.start = State(), torch_private.next_node_number()
         self.trace = Trace([], None)
-        self._holders: dict[int, list[Op]] = {}  # by storage, the ops that keep a tensor in it
+        super().__init__(decompose, named, self.trace.rows)
+        self.families, self.plain, self.transparent = families, plain, transparent
+        self.refuses = False  # differentiation inside the forward pass, which no rule can follow
+        self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
+        self.trace.by_hand = self.by_hand
         self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}  # see _note_write
         self._borrowed: set[int] = set()  # storages of the model's that were written, and will be restored
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         spec = TABLE.lookup(func)
-        seen = self.refuses and not self.suspended and not self.transparent
-        if seen and spec.attribute is not None and torch_private.asked_by_backward(sys._getframe(1)):
-            raise Refused(BACKWARD)
-        if self.suspended or (spec.silent and spec.name != "_set_grad_enabled"):
+        if self.suspended:
             return func(*args, **kwargs)
-        args, kwargs = self._own_statistics(spec, args, kwargs)
+        if self.refuses:
+            refuse_backward(func, sys._getframe(1))
+        if spec.silent and spec.name != "_set_grad_enabled":
+            return func(*args, **kwargs)
+        if self.keeper is not None:
+            args, kwargs = with_own_statistics(spec, args, kwargs)
         if self.transparent:
             return self._run(spec, func, args, kwargs)
-        if self.refuses and func in _DIFFERENTIATING:
-            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
         if self.refuses and torch_private.transform_active():
-            raise Refused(_TRANSFORM)
-        body = composite(func) if func in _DIFFERENTIATING or (spec.own and spec.family is None) else None
+            raise Refused(TRANSFORM)
+        body = composite(func) if spec.family is None else None
         if body is not None:
             return under_mode(self, lambda: body(*args, **kwargs))
         if spec.attribute is not None and args and isinstance(args[0], Tensor):
@@ -208,10 +199,9 @@ class BridgeRecorder(TorchFunctionMode):
         """A weight without its gradient; anything else as it is."""
         if not x.requires_grad:
             return x
-        if not x.is_leaf:  # a parameter is one, unless a weight was computed from it before the pass
-            earlier = self.leaves is not None and torch_private.node_number(x) < self.start
-            return x.detach() if earlier and not reaches(x.grad_fn, self._is_entry) else x
-        return x.detach() if self.leaves is not None or isinstance(x, Parameter) else x
+        known = self.leaves is not None
+        weight = known or isinstance(x, Parameter) if x.is_leaf else known and self._made_before(x)
+        return x.detach() if weight else x
 
     def _is_entry(self, node: Any) -> bool:
         return op_of(node) is not None or is_leaf(node, self.leaves or ())
@@ -219,25 +209,22 @@ class BridgeRecorder(TorchFunctionMode):
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
         """The record of this call, if it depends on the input and its family is wanted. In-place activations
         always are: autograd derives some from their output, which a write on another part invalidates."""
-        if not data or spec.family is None or "out" in kwargs:
+        if not data:
             return None
-        op = Op(spec, spec.family, *out_of_place(spec, args, kwargs)[:2], self.state)
-        if spec.family in ops.REFINED:
-            op.family = ops.refine(spec.family, spec.name, op.argument)
-        if len(data) > 1 and op.family in ops.OF_ONE:
-            return None
+        op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
         op.data_count = len(data)
+        self._find_family(op)
+        if not op.family or "out" in kwargs:
+            return None
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
         if op.family == "batch_norm":  # in closed form, always: torch's own gradient can be wrong (see Scale)
-            usual = len(data) == 1 and type(op.spec.argument("input", op.args, op.kwargs)) is Slot
+            usual = len(data) == 1 and type(spec.argument("input", op.args, op.kwargs)) is Slot
             if usual and not self._whole() and not torch_private.autocast_active():
                 op.linear = linear_op(op, data[0])
             wanted = wanted or op.linear is not None
-        if not wanted and not (writes and op.family in ops.RECTIFIERS):
-            return None
         if op.family == "conv":
             op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
-        return op
+        return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
     def _whole(self) -> bool:
         """Whether an op runs as torch runs it, because another mode may change what it does."""
@@ -246,12 +233,10 @@ class BridgeRecorder(TorchFunctionMode):
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
             result = Bridge.apply(op, self._whole(), *data)
-        if type(result) is tuple and op.result_type not in (tuple, list):
+        if type(result) is tuple:
             result = op.result_type(result)
-        op.module = self._enter(op.name, op.family, op.shape, data, op)
-        op.note_versions()
-        for storage in {storage_id(x) for x in (*op.held(), *tensors_in((op.args, op.kwargs)))}:
-            self._holders.setdefault(storage, []).append(op)
+        op.index, op.module = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
+        self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
         return result
 
     def _enter(self, name: str, family: str | None, shape: Any, data: list[Tensor], op: Any = None) -> Any:
@@ -259,13 +244,6 @@ class BridgeRecorder(TorchFunctionMode):
         module = calling_module(__file__) if self.named else None
         self.trace.rows.append(Row(name, module, shape, family, len(data), data[0].shape, op))
         return module
-
-    def truncate(self, length: int) -> None:
-        """Forget what was recorded after the first rows."""
-        late = {id(row.op) for row in self.trace.rows[length:]}
-        del self.trace.rows[length:]
-        for storage, ops_there in list(self._holders.items()):
-            self._holders[storage] = [op for op in ops_there if id(op) not in late]
 
     def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """A call without a rule: autograd's own."""
@@ -275,8 +253,6 @@ class BridgeRecorder(TorchFunctionMode):
         by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
             result = self._run(spec, func, args, kwargs)
-        if spec.name in ops.BY_HAND:
-            self.trace.by_hand[spec.name] = None
         output = next(tensors_in(result), None)
         if output is not None and output.requires_grad:
             self._enter(spec.name, spec.family, output.shape, data)
@@ -295,20 +271,11 @@ class BridgeRecorder(TorchFunctionMode):
         self._protect((_written(spec, args, kwargs), kwargs.get("out")))
         return func(*args, **kwargs)
 
-    def _own_statistics(self, spec: ops.Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Running statistics as copies: in training mode the layer would update the model's own."""
-        normalises = spec.family in ("batch_norm", "norm")
-        if not normalises or self.keeper is None or not updates_statistics(spec, args, kwargs):
-            return args, kwargs
-        own = [id(spec.argument(name, args, kwargs)) for name in ("running_mean", "running_var")]
-        return map_tensors(lambda x: x.clone() if id(x) in own else x, (args, kwargs))
-
     def _protect(self, target: Any) -> None:
         """Before tensors are written: keep what the records and the model have in their storages."""
         for x in tensors_in(target):
             storage = storage_id(x)
-            for op in self._holders.pop(storage, ()):
-                _unshare(op, storage)
+            self._unshare(storage)
             # One that is not data is perhaps the model's own, or the caller's.
             if x.grad_fn is None and self.keeper is not None and self.keeper.before_write(storage):
                 self._borrowed.add(storage)
@@ -335,19 +302,9 @@ def _written(spec: ops.Spec, args: tuple, kwargs: dict) -> Any:
     return args[0] if args else kwargs.get("input")
 
 
-def _unshare(op: Op, storage: int) -> None:
-    """An op keeps copies of what is in a storage that is about to be written."""
-    kept = op.inputs, op._output, op.args, op.kwargs
-    copied = map_tensors(lambda x: x.clone() if storage_id(x) == storage else x, kept)
-    op.inputs, op._output, op.args, op.kwargs = copied
-    op.note_versions()
-    if op.linear is not None and op.inputs:
-        op.linear = linear_op(op, op.inputs[0])
-
-
 def _following(node: Any) -> list[Any]:
     """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
-    overwritten = type(node).name(node) == "CopyBackwards" or node.metadata.get(_COVERED)
+    overwritten = type(node).name(node).endswith("CopyBackwards") or node.metadata.get(_COVERED)
     return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
@@ -356,54 +313,6 @@ def graph_of(root: Any, leaves: Sequence[Tensor]) -> Graph:
     below = {node: _following(node) for node in walk([root], _following)}
     found = {node: op for node in below if (op := op_of(node)) is not None}
     return Graph(root, below, found, {node for node in below if is_leaf(node, leaves)})
-
-
-# Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
-_UNSEEN = {
-    **{name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()},
-    **{"prelukernel": "PReLU", "rreluwithnoise": "RReLU"},
-}
-
-
-def hidden_part(graph: Graph, trace: Trace) -> str | None:
-    """A sentence about the first part of the network whose activations no rule can reach, or None."""
-    if any(row.name == "rnn_relu" for row in trace.rows):
-        return "an nn.RNN with ReLU, which applies its activations inside one call; write its steps out"
-    for node in (each for each in graph.below if each not in graph.ops):
-        name = type(node).name(node)
-        if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
-            return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
-        if unseen := _unseen(node, graph.kind(node)):
-            where = "outside Python (a scripted function, for example)"
-            return f"a {unseen} run {where}; use the original Python code"
-        if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), trace.hidden)):
-            return wrong
-    return None
-
-
-def _unseen(node: Any, kind: str) -> str | None:
-    """The rectifier that one of torch's own nodes belongs to."""
-    if kind not in ("clamp", "clampmin", "hardtanh"):
-        return _UNSEEN.get(kind)
-    saved = torch_private.saved
-    bounds = {"min": saved(node, "min", "min_val"), "max": saved(node, "max", "max_val")}
-    return "clamp at 0" if ops.refine("clamp", "clamp", bounds.get) in ops.RECTIFIERS else None
-
-
-def _foreign(name: str, hidden: Mapping[str, list[str]]) -> str | None:
-    """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
-    if name == "BackwardHookFunction":  # of a module's backward hooks
-        return None
-    if name == "CheckpointFunction":
-        return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
-    custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op
-    if custom != name:
-        return f"the custom op {custom}, whose inside cannot be seen; write it in torch"
-    activations = [call for call in hidden.get(name, ()) if call not in ops.LINEAR_CALLS]
-    if name in hidden and not activations:
-        return None
-    inside = f"which hides a {activations[0]}" if activations else "whose inside cannot be seen"
-    return f"the custom autograd.Function {name}, {inside}; write what it computes with torch operations"
 
 
 class BridgedPass(Pass):
@@ -420,7 +329,7 @@ class BridgedPass(Pass):
             # Copies, so that a model may write on its input and into the containers it is given.
             inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
             args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
-            recorder.refuses = True
+            recorder.refuses = not recorder.transparent
             self.outputs = under_mode(recorder, lambda: request.model(*inputs, *args, **kwargs))
             recorder.refuses = False
         request.region.restore()
@@ -441,13 +350,16 @@ class BridgedPass(Pass):
             )
         return scores
 
-    def _find_facts(self, plan: Plan, scores: Tensor, observed: bool) -> None:
-        if not plan.rules and not observed:
+    def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
+        if not self.state.rules and not observed:
             return
         graph = graph_of(scores.grad_fn, self.leaves)
-        if plan.rules and (hidden := hidden_part(graph, self.trace)):
-            raise unsupported(plan.name, hidden)
-        wanted = ("gate", *plan.facts) if plan.rectifies else plan.facts
+        if self.state.rules:
+            kinds = {node: graph.kind(node) for node in graph.below if node not in graph.ops}
+            calls = {row.name for row in self.trace.rows}
+            if hidden := hidden_part(kinds, calls, self.trace.hidden, torch_private.saved):
+                raise unsupported(type(method).__name__, hidden)
+        wanted = ("gate", *method.facts) if method.rectifies else method.facts
         find_facts(graph, (*wanted, "channels") if observed else wanted)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
@@ -460,11 +372,9 @@ class BridgedPass(Pass):
     def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
         if "heckpoint" in str(error) and ".grad()" in str(error):
             return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
-        return super()._in_our_words(error, method)
-
-    def _overwritten(self, what: str, method: str = "") -> Exception:
-        if not self.state.once:
-            return super()._overwritten(what)
+        meant = super()._in_our_words(error, method)
+        if not isinstance(meant, Unlinked):
+            return meant
         return unsupported(method, "a tensor that is modified in place although its gradient needs it")
 
 
@@ -487,7 +397,7 @@ def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trac
     """
     _check(rules)
     recorder = BridgeRecorder(families=frozenset(rules))
-    recorder.state.rules = {family: as_rule(rule) for family, rule in rules.items()}
+    recorder.state.rules = as_rules(rules)
     with recorder:
         yield recorder.trace
     if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):

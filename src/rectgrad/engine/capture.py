@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,44 +23,18 @@ from rectgrad.engine import target as targets
 from rectgrad.engine.backward import Maps, RecordedPass
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.engine.preserve import modules_in
-from rectgrad.engine.request import NeedsOrdinaryCallError, Request, mixes_samples
+from rectgrad.engine.request import Request
 from rectgrad.kernels.linear_ops import constants
+
+REFUSED = "the model cannot be captured"
 
 
 class StaleCaptureError(RuntimeError):
     """The inputs or the model are not the ones that a capture was made for."""
 
 
-class Guard:
-    """The shape, type and device of the inputs, and the weights and training flags of the model."""
-
-    def __init__(self, model: Any, inputs: Maps) -> None:
-        self._inputs = [_kind(x) for x in inputs]
-        self._modules = [module for root in modules_in(model) for module in root.modules()]
-        self._flags = [module.training for module in self._modules]
-        self._tensors = [
-            (held, name, x, x.data_ptr())
-            for module in self._modules
-            for held in (module._parameters, module._buffers)
-            for name, x in held.items()
-            if x is not None
-        ]
-
-    def check_inputs(self, inputs: Maps) -> None:
-        for x, kind in zip(inputs, self._inputs, strict=True):
-            if _kind(x) != kind:
-                raise StaleCaptureError(f"captured for {kind}, not for {_kind(x)}; capture again")
-
-    def check_model(self) -> None:
-        if [module.training for module in self._modules] != self._flags:
-            raise StaleCaptureError("the model's training flag changed after the capture; capture again")
-        for held, name, x, address in self._tensors:
-            if held.get(name) is not x or x.data_ptr() != address:
-                raise StaleCaptureError(f"the weight {name!r} was replaced after the capture; capture again")
-
-
-def _kind(x: Tensor) -> str:
-    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
+class NeedsOrdinaryCallError(Exception):
+    """A replay found something that deserves the warnings or the error of an ordinary call."""
 
 
 @functools.cache
@@ -71,13 +46,12 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class PassGraph:
     """One CUDA graph of a method's forward and backward pass."""
 
-    def __init__(self, request: Request, method: Any, guard: Guard) -> None:
-        self._guard, self._inputs = guard, tuple(x.detach().clone() for x in request.inputs)
+    def __init__(self, request: Request, method: Any) -> None:
+        self._inputs = tuple(x.detach().clone() for x in request.inputs)
         self._device = device = self._inputs[0].device
         self._index = torch.full((request.n,), -1, dtype=torch.long, device=device)
-        self._open = not callable(request.target)
-        settled = targets.Open(self._index) if self._open else request.resolved()
-        request = replace(request, inputs=self._inputs, settled=settled, target=None, unmixed=True)
+        target = request.target if callable(request.target) else targets.Open(self._index)
+        request = replace(request, inputs=self._inputs, target=target)
         self._capture(lambda: _pass(request, method))
         self._last = torch.cuda.current_stream(device)
 
@@ -103,9 +77,8 @@ class PassGraph:
             graph.capture_end()
         current.wait_stream(stream)
 
-    def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor] | None:
-        """The raw maps and the outputs for other inputs; None if an ordinary call is needed. The model is
-        checked while the device is at work."""
+    def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor, Tensor]:
+        """The raw maps and the outputs for other inputs, and whether something calls for an ordinary call."""
         stream = torch.cuda.current_stream(self._device)
         if self._last != stream:
             stream.wait_stream(self._last)
@@ -113,12 +86,9 @@ class PassGraph:
         with torch.no_grad():
             for place, x in zip(self._inputs, inputs, strict=True):
                 place.copy_(x)
-            if self._open:
-                self._index.fill_(-1) if index is None else self._index.copy_(index)
+            self._index.fill_(-1) if index is None else self._index.copy_(index)
             self._graph.replay()
-            raw, outputs = tuple(x.clone() for x in self._raw), self.outputs.clone()
-        self._guard.check_model()
-        return None if bool(self._suspicious) else (raw, outputs)
+            return tuple(x.clone() for x in self._raw), self.outputs.clone(), self._suspicious
 
 
 def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
@@ -132,82 +102,113 @@ def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
     return raw, request.answer, torch.stack(suspicions).any()
 
 
-class Captured:
-    """A captured model: `captured(inputs, target=None)` gives the maps. Made by `rectgrad.capture`."""
+class Capture:
+    """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
 
-    def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Maps]) -> None:
+    def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Any]) -> None:
         """ordinary: (inputs, target) -> maps, by an ordinary call."""
-        self._method, self._ordinary, self._request = method, ordinary, request
-        self._guard = Guard(request.model, request.inputs)
+        self._method, self._ordinary, self._request = method, ordinary, replace(request, region=None)
+        self._kinds = [_kind(x) for x in request.inputs]
+        self._modules = [module for root in modules_in(request.model) for module in root.modules()]
+        self._flags = [module.training for module in self._modules]
+        self._tensors = [
+            (held, name, x, x.data_ptr())
+            for module in self._modules
+            for held in (module._parameters, module._buffers)
+            for name, x in held.items()
+            if x is not None
+        ]
         self._lock = threading.Lock()
         self._graph: PassGraph | None = None
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         inner = method
-        while hasattr(inner, "over"):
+        while hasattr(inner, "over"):  # an average replays the inner method's graph at every point
             inner = inner.over
         if request.inputs[0].is_cuda and inner.runs_model and request.n:
-            self._graph = self._made(inner)
+            self._graph = self._captured(request, inner)
 
-    def _made(self, method: Any) -> PassGraph:
-        request, refused = self._request, "the model cannot be captured"
-        passed = request.recording_of(method)
-        if request.n > 1 and method.per_sample and mixes_samples(request, passed):
-            raise UnsupportedModelError(f"{refused}: it folds other things into the batch")
+    def _captured(self, request: Request, method: Any) -> PassGraph:
+        if method.per_sample and request.mixes(method):
+            raise UnsupportedModelError(f"{REFUSED}: it folds other things into the batch")
         try:
-            return PassGraph(request, method, self._guard)
+            return PassGraph(request, method)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{refused}: {error}") from None
+            raise UnsupportedModelError(f"{REFUSED}: {error}") from None
         except RuntimeError as error:
             why = "its control flow depends on values, or it waits for the device"
-            raise UnsupportedModelError(f"{refused}: {why} ({str(error).splitlines()[0]})") from error
+            raise UnsupportedModelError(f"{REFUSED}: {why} ({str(error).splitlines()[0]})") from error
 
-    @property
-    def replays(self) -> bool:
-        """Whether a graph replays; False for an ordinary call behind the same checks."""
-        return self._graph is not None
-
-    def maps(self, inputs: Maps, target: Any) -> Maps:
-        self._guard.check_inputs(inputs)
+    def __call__(self, inputs: Any, target: Any = None) -> Any:
+        tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+        if not all(isinstance(x, Tensor) for x in tensors):
+            return self._ordinary(inputs, target)  # which says what is wrong
+        kinds = [_kind(x) for x in tensors]
+        if kinds != self._kinds:
+            ours, theirs = ", ".join(self._kinds), ", ".join(kinds)
+            raise StaleCaptureError(f"captured for {ours}, not for {theirs}; capture again")
         fixed = self._request.target
         if callable(fixed) and target is not None:
             raise ValueError("the target was given at capture and is fixed; leave it out")
         asked = fixed if target is None else target
-        if self._graph is None:
-            self._guard.check_model()
-        with self._lock:
-            found = None if self._graph is None else self._replayed(self._graph, inputs, asked)
-        return self._ordinary(inputs, asked) if found is None else found
+        with contextlib.suppress(NeedsOrdinaryCallError), self._lock:
+            maps = self._replayed(tensors, asked)
+            return maps if isinstance(inputs, tuple) else maps[0]
+        return self._ordinary(inputs, asked)
 
-    def _replayed(self, graph: PassGraph, inputs: Maps, asked: Any) -> Maps | None:
-        """None if an ordinary call is needed. An average replays the inner method's graph at every point."""
-        index = None if asked is None or callable(asked) else targets.indices(graph.outputs, asked)
+    def _replayed(self, inputs: Maps, asked: Any) -> Maps:
+        if self._graph is None:
+            self._check_model()
+            raise NeedsOrdinaryCallError
+        index = None if asked is None or callable(asked) else targets.indices(self._graph.outputs, asked)
         if self._method.one_backward:
-            found = graph.run(inputs, index)
-            return None if found is None else self._method.finish(found[0], inputs)
+            return self._method.finish(self._run(inputs, index)[0], inputs)
         if asked is None:  # the class is that of the clean inputs
-            found = graph.run(inputs, None)
-            if found is None:
-                return None
-            index = targets.indices(found[1], None)
-        settled = self._request.resolved() if index is None else targets.Picked(index)
-        request = replace(
-            self._request, inputs=inputs, settled=settled, target=None, graph=graph, region=None
-        )
-        try:
-            return self._method.maps(request)
-        except NeedsOrdinaryCallError:
-            return None
+            index = targets.indices(self._run(inputs, None)[1], None)
+        target = asked if index is None else targets.Picked(index)
+        return self._method.maps(replace(self._request, inputs=inputs, target=target, replay=self._run))
+
+    def _run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor]:
+        assert self._graph is not None
+        raw, outputs, suspicious = self._graph.run(inputs, index)
+        self._check_model()  # while the device is at work
+        if bool(suspicious):
+            raise NeedsOrdinaryCallError
+        return raw, outputs
+
+    def _check_model(self) -> None:
+        """Its weights and training flags."""
+        if [module.training for module in self._modules] != self._flags:
+            raise StaleCaptureError("the model's training flag changed after the capture; capture again")
+        for held, name, x, address in self._tensors:
+            if held.get(name) is not x or x.data_ptr() != address:
+                raise StaleCaptureError(f"the weight {name!r} was replaced after the capture; capture again")
+
+    def check_replays(self) -> None:
+        """An error unless replays agree with ordinary calls, on the example and on a changed one."""
+        example, target = self._request.inputs, self._request.target
+        for inputs in (example, tuple(0.5 * x.roll(1, 0) for x in example)) if self._graph else ():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                expected = self._ordinary(inputs, target)
+                difference = _difference(self(inputs), expected)
+                # Kernels that do not repeat themselves move units across a threshold in any two calls.
+                repeats = _difference(self._ordinary(inputs, target), expected) if difference > 1e-5 else 0
+            if difference > max(1e-5, 2 * repeats):
+                differs = f"a replay differs from an ordinary call by {difference:.1g} of the map's maximum"
+                raise UnsupportedModelError(f"{REFUSED}: {differs}")
 
     def release(self) -> None:
         """Free the memory of the graph; calls are ordinary ones from then on."""
-        self._graph = None
+        with self._lock:
+            self._graph = None
 
 
-def close_to(maps: Maps, expected: Maps) -> float:
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
+
+
+def _difference(maps: Maps, expected: Maps) -> float:
     """The largest difference, as a share of the expected maps' largest value."""
-    worst = 0.0
-    for a, b in zip(maps, expected, strict=True):
-        scale = float(b.abs().max())
-        worst = max(worst, float((a - b).abs().max()) / scale if scale else float((a != b).any()))
-    return worst
+    scales = [b.abs().max().clamp(min=torch.finfo(b.dtype).tiny) for b in expected]
+    return max(float((a - b).abs().max() / s) for a, b, s in zip(maps, expected, scales, strict=True))

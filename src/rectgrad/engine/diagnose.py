@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from rectgrad.engine.op import Op, first, per_sample
 
 if TYPE_CHECKING:
     from rectgrad.engine.backward import Maps, Pass
-    from rectgrad.engine.request import Plan, Request
+    from rectgrad.engine.request import Request
     from rectgrad.engine.trace import Trace
 
 
@@ -39,7 +38,8 @@ def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = Non
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = scores if request.answer is None else request.answer
-    if _first_wrong(request, _not_finite((*request.inputs, outputs, scores, *maps), passed.sums)) is None:
+    looked_at = (*request.inputs, outputs, scores, *maps)
+    if _first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
     found = _find(request, method, outputs)
@@ -67,8 +67,6 @@ def _first_wrong(request: Request, wrong: Tensor) -> int | None:
 
 def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
     """Run again, looking at every tensor. The maps, if all are finite."""
-    from rectgrad.engine.request import Plan
-
     met: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:
@@ -76,7 +74,7 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
             met.append((op, R.clone()))
 
     again = request.watched(look)
-    forward = again.recording(Plan.of(method))
+    forward = again.recording(method)
     forward.close()
     for op in forward.ops:
         if op._output is not None:
@@ -90,21 +88,21 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
     return maps
 
 
-def warn_if_nothing_passed(request: Request, method: Any, plan: Plan, maps: Maps) -> None:
+def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
     """Name the layer that stopped a map that is zero, and what would let something through."""
-    if not plan.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
+    if not method.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
     sample = _first_wrong(request, torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0))
-    if sample is not None and (sentence := _stopped_at(request, plan, sample)):
-        warn(f"the map of sample {request.offset + sample} is zero: {sentence}")
+    if sample is not None and (sentence := _stopped_at(request, method, sample)):
+        warn(f"the map of sample {request.number(sample)} is zero: {sentence}")
 
 
-def _stopped_at(request: Request, plan: Plan, sample: int) -> str | None:
+def _stopped_at(request: Request, method: Any, sample: int) -> str | None:
     """The last layer that the sample's gradient reached: it let nothing through."""
     row = sample
     if request.passed is None:
         request, row = request.rows(sample, sample + 1), 0
-    again = request.passed or request.recording(plan, named=True)
+    again = request.passed or request.recording(method, named=True)
     last: list[tuple[Op, str | None]] = []
 
     def look(op: Op, R: Tensor) -> None:
@@ -112,12 +110,17 @@ def _stopped_at(request: Request, plan: Plan, sample: int) -> str | None:
             last[:] = [(op, _advice(op, R, row))]
 
     scores = again.scores(request.resolved(again.outputs))
-    again.backward(plan, scores, once=False, observe=look)
+    again.backward(method, scores, once=False, observe=look)
     for op, advice in last:
         if advice:
             units = math.prod(op.shape) // op.batch
             return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
-    return _masked(again, plan, scores, row)
+    if "conv" in method.rules():  # did the padding trick remove what was left?
+        without = again.backward(method, scores, once=False, without="conv")
+        if any(bool(x[row].any()) for x in without):
+            where = "at positions where convolutions saw padding"
+            return f"all that passed was {where}; padding_trick=False keeps it"
+    return None
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
@@ -127,16 +130,6 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
         return rule.advice(op, R, row)
     grad = first(rule.apply(op, R))
     return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
-
-
-def _masked(again: Pass, plan: Plan, scores: Tensor, sample: int) -> str | None:
-    """Whether the padding trick removed what was left."""
-    if "conv" not in plan.rules:
-        return None
-    without = replace(plan, rules={family: rule for family, rule in plan.rules.items() if family != "conv"})
-    if any(bool(x[sample].any()) for x in again.backward(without, scores, once=False)):
-        return "all that passed was at positions where convolutions saw padding; padding_trick=False keeps it"
-    return None
 
 
 def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> None:
@@ -149,7 +142,7 @@ def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> No
     if i is not None:
         total, right = float(difference[i] + error[i]), float(difference[i])
         plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
-        sums = f"DeepLIFT's map of sample {request.offset + i} sums to {total:.4g} instead of {right:.4g}"
+        sums = f"DeepLIFT's map of sample {request.number(i)} sums to {total:.4g} instead of {right:.4g}"
         warn(f"{sums}{plain}; another baseline may do better")
 
 
@@ -168,7 +161,7 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
     score = float(request.resolved()(request.answer)[i])
     layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
     warn(
-        f"the relevance of sample {request.offset + i} sums to {float(total[i]):.4g} at the input and to "
+        f"the relevance of sample {request.number(i)} sums to {float(total[i]):.4g} at the input and to "
         f"{score:.4g} at the score: it explodes at layer {layer!r}, whose output is nearly zero"
     )
 

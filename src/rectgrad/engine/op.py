@@ -63,6 +63,10 @@ def as_rule(rule: Any) -> Rule:
     return Rule(rule, getattr(rule, "__name__", None) or type(rule).__name__)
 
 
+def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
+    return {family: as_rule(rule) for family, rule in rules.items() if family != without}
+
+
 class State:
     """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
 
@@ -222,10 +226,8 @@ class Op:
         """A rule's mistake is reported at the rule, not somewhere in autograd."""
         shapes = [tuple(g.shape) if isinstance(g, (Tensor, Sparse)) else g for g in grads]
         wanted = [tuple(shape) for shape in self.input_shapes]
-        right = len(grads) == self.data_count and any(isinstance(g, (Tensor, Sparse)) for g in grads)
-        for shape, wish in zip(shapes, wanted, strict=False):
-            right = right and (shape is None or wish is None or shape == wish)
-        if not right:
+        alike = all(shape in (None, wish) for shape, wish in zip(shapes, wanted, strict=False))
+        if not alike or len(grads) != self.data_count or not any(g is not None for g in grads):
             where = f"{self.name} in {type(self.module).__name__}" if self.module is not None else self.name
             raise ValueError(f"the rule {self.rule!r} returned {shapes} for inputs {wanted} of {where}")
 

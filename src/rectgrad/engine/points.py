@@ -9,7 +9,6 @@ pass of several: outputs and maps must agree, or every copy runs alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from typing import Any
@@ -17,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad import ops
 from rectgrad.engine.backward import Maps
+from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
-from rectgrad.engine.target import contrast
+from rectgrad.engine.target import Picked, contrast
 from rectgrad.engine.torch_private import out_of_memory
+from rectgrad.engine.trace import Trace
 
 Ask = Callable[[Any, Request], Maps]
 
@@ -32,22 +32,6 @@ Ask = Callable[[Any, Request], Maps]
 BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
 ROWS = {"cpu": 64, "cuda": 1024}
 FEWEST = 4  # copies that are worth it, since the first one runs twice
-
-
-@dataclass(frozen=True)
-class Witness:
-    """One copy, alone: what a pass of several must say of it too."""
-
-    point: Maps
-    maps: Maps
-    outputs: Tensor
-
-    def confirms(self, maps: Maps, outputs: Tensor) -> bool:
-        """Outputs are continuous: they agree to rounding. Maps are not, where rounding moves a unit across a
-        threshold: they agree in the mean. Neither alone would do: saturated outputs hardly change."""
-        eps = max(map(_rounding, (self.outputs, *self.maps)))
-        pairs = zip(self.maps, maps, strict=True)
-        return _near(self.outputs, outputs, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in pairs)
 
 
 def _rounding(x: Tensor) -> float:
@@ -64,17 +48,28 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).norm() <= tolerance * a.norm())
 
 
+def agree(alone: Maps, together: Maps) -> bool:
+    """Whether the outputs and the maps of one copy agree. Outputs are continuous: to rounding. Maps are not,
+    where rounding moves a unit across a threshold: in the mean. Neither alone would do: saturated outputs
+    hardly change."""
+    eps = max(map(_rounding, alone))
+    (outputs, other), *maps = zip(alone, together, strict=True)
+    return _near(outputs, other, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in maps)
+
+
 class Points:
     """Asks a method about a request at many points."""
 
     def __init__(self, ask: Ask, method: Any, request: Request) -> None:
         self.ask, self.method, self.request = ask, method, request
         self.size = 1  # copies in one pass
-        self.witness: Witness | None = None
+        self.first: Maps = ()  # copy, which runs alone
+        self.witness: Maps = ()  # its outputs and maps, which a pass of several must give too
         self.confirmed = False
 
     def each(self, points: Iterable[Maps], count: int) -> Iterator[Maps]:
         """`ask(method, request.at(point))` for each of `count` points, in their order."""
+        check_inputs(self.request.inputs)
         points = iter(points)
         if count >= FEWEST and separable(self.method, self.request):
             yield self._first(next(points))
@@ -84,8 +79,12 @@ class Points:
         """One copy alone; what it takes says how many of them fit into a pass."""
         alone = self.request.at(point)
         maps = self.ask(self.method, alone)
-        if alone.answer is not None and not folds(self.method, alone):  # another average gives none
-            self.witness, self.size = Witness(point, maps, alone.answer), fitting(alone)
+        if alone.last is None or alone.answer is None:  # another average gives none
+            return maps
+        # A rule that looks at a whole sample must find it in one row.
+        if not self.method.per_sample or not alone.last.folds:
+            self.first, self.witness = point, (alone.answer, *maps)
+            self.size = fitting(alone.last.trace, alone.inputs, alone.answer.device)
         return maps
 
     def _grouped(self, points: Iterator[Maps]) -> Iterator[Maps]:
@@ -106,44 +105,33 @@ class Points:
         return self._grouped(iter(group))
 
     def _together(self, group: list[Maps]) -> list[Maps]:
-        assert self.witness is not None
-        points = group if self.confirmed else [*group, self.witness.point]
-        joined, k, rows = self.request.at_once(points), len(points), self.request.n
+        points = group if self.confirmed else [*group, self.first]
+        joined, k = self.request.at_once(points), len(points)
         maps = self.ask(self.method.repeated(k, self.request.inputs), joined)
-        answer: Any = joined.answer
-        apart = answer is not None and answer.shape == (k * rows, *self.witness.outputs.shape[1:])
-        parts = list(zip(*(m.chunk(k) for m in maps), strict=True))
-        if not apart or not (self.confirmed or self.witness.confirms(parts[-1], answer[-rows:])):
+        found = () if joined.answer is None else (joined.answer, *maps)
+        parts = list(zip(*(x.chunk(k) for x in found), strict=True))
+        apart = [part[0].shape for part in parts] == [self.witness[0].shape] * k
+        if not apart or not (self.confirmed or agree(self.witness, parts[-1])):
             raise ValueError("a pass of several copies is not what they are alone")
         self.confirmed = True
-        return parts[: len(group)]
+        return [part[1:] for part in parts[: len(group)]]
 
 
 def separable(method: Any, request: Request) -> bool:
     """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
     output, nor by a method that may have values for each sample in a way unknown here."""
     trains = request.region is not None and request.region.trains
-    whole = callable(request.target) and type(request.target) is not contrast
-    if request.n == 0 or request.graph is not None or trains or whole:  # a graph is of one batch size
+    whole = callable(request.target) and type(request.target) not in (contrast, Picked)
+    if request.n == 0 or request.replay is not None or trains or whole:  # a graph is of one batch size
         return False
     return method.repeated(1, request.inputs) is not None
 
 
-def folds(method: Any, alone: Request) -> bool:
-    """Whether a rule that looks at a whole sample would find it spread over several rows."""
-    assert alone.trace is not None
-    rectified = (row for row in alone.trace.rows if row.family in ops.RECTIFIERS)
-    return method.per_sample and any(row.shape[:1] != (alone.n,) for row in rectified)
-
-
-def fitting(alone: Request) -> int:
-    """How many copies like this one make a pass within the limits."""
-    assert alone.trace is not None
-    assert alone.answer is not None
-    device = alone.answer.device
-    numbers = sum(prod(row.shape) for row in alone.trace.rows) + sum(x.numel() for x in alone.inputs)
+def fitting(trace: Trace, inputs: Maps, device: torch.device) -> int:
+    """How many copies make a pass within the limits."""
+    numbers = sum(prod(row.shape) for row in trace.rows) + sum(x.numel() for x in inputs)
     most, rows = (limits.get(device.type, limits["cpu"]) for limits in (BYTES, ROWS))
     if device.type == "cuda":  # half of what is free, or held by torch without use
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
-    return max(1, min(most // max(1, numbers * alone.inputs[0].element_size()), rows // alone.n))
+    return max(1, min(most // max(1, numbers * inputs[0].element_size()), rows // len(inputs[0])))

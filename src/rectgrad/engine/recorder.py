@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,30 +22,16 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from rectgrad import ops
+from rectgrad.engine import torch_private
+from rectgrad.engine.facts import walk
 from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
-from rectgrad.engine.torch_private import (
-    asked_by_backward,
-    autocast_active,
-    dispatch_modes,
-    is_view,
-    map_tensors,
-    next_node_number,
-    node_number,
-    packing,
-    saved_tensor_hooks,
-    set_grad_enabled,
-    tensors_in,
-    transform_active,
-    under_mode,
-    unwrapped,
-    version,
-)
+from rectgrad.engine.torch_private import autocast_active, dispatch_modes, set_grad_enabled, transform_active
 from rectgrad.engine.trace import Row, Trace, calling_module
 from rectgrad.kernels.linear_ops import LINEAR_OPS, LinearOp
 from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
-from rectgrad.ops.derivatives import DIRECT, Found, direct
+from rectgrad.ops.derivatives import DIRECT, relu_gradient, to_both
 
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
@@ -59,34 +46,85 @@ class Refused(Unlinked):
     """A call that no rule can follow, not even over the bridge; its text names it."""
 
 
-class Recorder(TorchFunctionMode):
-    """One forward pass.
-
-    rules: those that the backward pass will use, which say what to keep of an op; None to keep everything,
-    for any method. decompose: families to record by their elementary steps. named: note the layer of each op.
-    """
+class ForwardMode(TorchFunctionMode):
+    """Sees every torch call of a forward pass: what the recorder and the bridge's have in common. decompose:
+    families to record by their elementary steps. named: note the layer of each op. record: what grows with
+    the pass, where each op has its index."""
 
     suspended = False  # calls pass through: another attribution runs inside this one, or this one has ended
+    lost: type[Exception] = Unlinked  # what is raised where a value that an op needs was overwritten
+    _is_entry: Callable[[Any], bool]  # whether an autograd node depends on the network's input
+
+    def __init__(self, decompose: Collection[str], named: bool, record: list[Any]) -> None:
+        super().__init__()
+        self.decompose, self.named, self._record = decompose, named, record
+        self.state, self.start = State(), torch_private.next_node_number()
+        self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
+        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
+        self._holders: dict[int, list[Op]] = {}  # by storage, the ops that keep a tensor in it
+
+    def truncate(self, length: int) -> None:
+        """Forget what was recorded after the first `length`."""
+        del self._record[length:]
+        for holders in self._holders.values():
+            holders[:] = [op for op in holders if op.index < length]
+
+    def _find_family(self, op: Op) -> None:
+        """The family of a call whose arguments are known."""
+        if op.data_count > 1 and op.family in ops.OF_ONE:
+            op.family = ""
+        elif op.family in ops.REFINED:
+            op.family = ops.refine(op.family, op.name, op.argument)
+        if op.name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
+            self.by_hand[op.name] = None
+
+    def _hold(self, op: Op, tensors: Iterable[Tensor]) -> None:
+        """An op needs these tensors unchanged."""
+        op.note_versions()
+        for x in tensors:
+            self._holders.setdefault(storage_id(x), []).append(op)
+
+    def _unshare(self, storage: int) -> None:
+        """Before a storage is written: ops that keep tensors in it get copies."""
+        for op in self._holders.pop(storage, ()):
+            if op.overwritten():
+                raise self.lost(f"a value that {op.name} needs was modified out of sight")
+            kept = op.inputs, op.needed, op._output, op.args, op.kwargs
+            copied = torch_private.map_tensors(lambda x: x.clone() if storage_id(x) == storage else x, kept)
+            op.inputs, op.needed, op._output, op.args, op.kwargs = copied
+            op.note_versions()
+            if op.linear is not None and op.inputs:
+                op.linear = linear_op(op, op.inputs[0])
+
+    def _made_before(self, x: Tensor) -> bool:
+        """Whether a tensor with a graph was computed before the pass, as some weights are."""
+        if torch_private.node_number(x) >= self.start:
+            return False
+        nodes = walk([x.grad_fn], lambda node: [following for following, _ in node.next_functions])
+        return not any(map(self._is_entry, nodes))
+
+
+class Recorder(ForwardMode):
+    """One forward pass. rules: those that the backward pass will use, which say what to keep of an op; None
+    to keep everything, for any method."""
 
     def __init__(self, rules: Rules | None, decompose: Collection[str] = (), named: bool = False) -> None:
-        super().__init__()
-        self.rules, self.decompose, self.named = rules, decompose, named
-        self.state = State()
-        self.keeper: Keeper | None = None
         self.ops: list[Op] = []
-        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
-        self.start = next_node_number()
+        super().__init__(decompose, named, self.ops)
+        self.rules = rules
+        reads = {family: rule.reads for family, rule in (rules or {}).items()}
+        if reads.get("relu6") == "shapes":
+            reads["relu6"] = "output"  # it may be a gate
+        self._reads = defaultdict(
+            lambda: "all" if rules is None else "shapes", reads
+        )  # what is kept of an op
         self.failed = False  # a call raised: a model that catches it may have taken another path
-        self.turned = False  # dimensions changed places through an attribute such as `.T`
         self._shared: set[int] = set()  # storages of more than one linked tensor
-        self._keeping: dict[int, list[Op]] = {}  # by an op's index, the ops that keep its result
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
         op = Op(_INPUT, "input", (), {}, self.state)
-        op.shape, op.index, op.version = x.shape, len(self.ops), version(x)
-        x._rectgrad = op  # type: ignore[attr-defined]
-        self.ops.append(op)
+        self._link(op, x)
         return op
 
     def op_of(self, x: Tensor) -> Op | None:
@@ -96,10 +134,8 @@ class Recorder(TorchFunctionMode):
             if op.version != x._version or not x.requires_grad:
                 raise Unlinked(f"the result of {op.name} was modified out of sight")
             return op
-        if not x.requires_grad or (op is None and x.is_leaf):
+        if not x.requires_grad or (op is None and x.is_leaf) or self._made_before(x):
             return None
-        if node_number(x) < self.start and not reaches(x.grad_fn, self._is_entry):
-            return None  # a weight that was computed before the pass
         raise Unlinked("a tensor was made out of sight")
 
     def _is_entry(self, node: Any) -> bool:
@@ -123,56 +159,40 @@ class Recorder(TorchFunctionMode):
             if op.family != "input"
         ]
         trace = Trace(rows, root)
-        trace.by_hand, trace.turned = self.by_hand, self.turned
+        trace.by_hand = self.by_hand
         return trace
-
-    def truncate(self, length: int) -> None:
-        """Forget the ops after the first `length`."""
-        del self.ops[length:]
-        for keeping in self._keeping.values():
-            keeping[:] = [op for op in keeping if op.index < length]
 
     # How calls are handled: one function for each kind of call.
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A question about a tensor: nothing to record."""
+        """A question about a tensor: nothing to record. torch.autograd.backward begins with some."""
+        refuse_backward(func, sys._getframe(2))
         return func(*args, **kwargs)
-
-    def _asked(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The questions that torch.autograd.backward begins with."""
-        if asked_by_backward(sys._getframe(2)):
-            raise Refused(BACKWARD)
-        return func(*args, **kwargs)
-
-    def _refuse(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> NoReturn:
-        raise Unlinked(spec.attribute or spec.name)
 
     def _unknown(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A function that is not torch's own: linked only if it has nothing to do with the data."""
-        if func in _DIFFERENTIATING:
-            raise Refused(f"torch.autograd.{func.__name__} called in the forward pass")
+        refuse_backward(func, sys._getframe(2))
         data: list[Tensor] = []
-        for value in (*args, *kwargs.values()):
-            self._slot(value, data)
+        self._slot((*args, *kwargs.values()), data)
         if data:
             raise Unlinked(spec.name)
         return _without_graph(func, args, kwargs)
 
     def _composite(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """One of torch's own composites: its body runs under the recorder."""
-        body = composite(func)
-        assert body is not None
-        return under_mode(self, lambda: body(*args, **kwargs))
+        body: Any = composite(func)
+        return torch_private.under_mode(self, lambda: body(*args, **kwargs))
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An attribute that differs between a linked tensor and another one."""
+        """An attribute that differs between a linked tensor and another one, or is set."""
+        if spec.name != "__get__":
+            raise Unlinked(str(spec.attribute))
         if spec.attribute == "grad_fn" and getattr(args[0], "_rectgrad", None) is None:
             return func(*args, **kwargs)  # torch 2.4's checkpointing asks this about a tensor it made itself
         if self.op_of(args[0]) is None:
             return self._constant(spec, func, args, kwargs, writes=False)
-        if spec.attribute in ("T", "mT"):
-            self.turned = True
-            return self._call(_TRANSPOSE[spec.attribute], func, args, kwargs)
+        if transposed := _TRANSPOSED.get(spec.attribute):
+            return torch_private.under_mode(self, lambda: transposed(args[0]))
         raise Unlinked(str(spec.attribute))
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -180,29 +200,22 @@ class Recorder(TorchFunctionMode):
         given, named, inplace = out_of_place(spec, args, kwargs)
         writes = spec.writes or inplace
         data: list[Tensor] = []
-        slots = list(given)
-        for i, value in enumerate(given):
-            if type(value) not in _CONSTANT:
-                slots[i] = self._slot(value, data)
+        slots = [value if type(value) in _CONSTANT else self._slot(value, data) for value in given]
         options = {k: self._slot(v, data) for k, v in named.items()} if named else named
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
         op = Op(spec, spec.family or "", tuple(slots), options, self.state)
-        if len(data) == 1:  # nearly always, and a pass has hundreds of ops
-            (x,) = data
-            op.input_shapes, op.sources = (x.shape,), (x._rectgrad,)  # type: ignore[attr-defined]
-        else:
-            op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
-            op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
+        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         self._check(op, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
-            return under_mode(self, lambda: decompositions[op.family](op))
+            return torch_private.under_mode(self, lambda: decompositions[op.family](op))
         if writes:
             self._overwrite(data[0], op.sources[0])
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
-        if self.rules is None or self._reads(op) == "all":
+        if self._reads[op.family] == "all":
             op.inputs = tuple(_kept(data, writes))
         y = _without_graph(func, args, kwargs)
         if type(y) is Tensor:
@@ -218,7 +231,7 @@ class Recorder(TorchFunctionMode):
                 op.back = relu_gradient
             return op.back is not None or self.rules is None or family in self.rules
         if name == "add":
-            if len(data) == 2 and not op.kwargs and _alike(*data):
+            if len(data) == 2 and not op.kwargs and len({(x.shape, x.dtype, x.device) for x in data}) == 1:
                 op.back, op.passes_sparse = to_both, True
             return op.back is not None
         if name in LINEAR_OPS and len(data) == 1 and op.args and type(op.args[0]) is Slot:
@@ -228,21 +241,22 @@ class Recorder(TorchFunctionMode):
     def _computed(self, op: Op, data: list[Tensor], writes: bool) -> Any:
         """By a closed form of the gradient, or by a graph of its own."""
         kept = _kept(data, writes) if writes else data
-        found = self._directly(op, kept)
+        points: Sequence[Tensor] = kept
+        found = _without_graph(DIRECT[op.name], (op, kept), {}) if op.name in DIRECT else None
         if found is not None:
             result, op.back, needed = found
             op.needed = tuple([x.detach() for x in needed])
         else:
-            op.args, op.kwargs = map_tensors(_without_gradient, (op.args, op.kwargs))
+            op.args, op.kwargs = torch_private.map_tensors(_without_gradient, (op.args, op.kwargs))
             with saving():
-                leaves = op._leaves = tuple([x.detach().requires_grad_() for x in kept])
-                result = op.call(*leaves)
-            for x, leaf in zip(data, leaves, strict=True):
-                if result is leaf:
-                    return x
+                points = op._leaves = tuple([x.detach().requires_grad_() for x in kept])
+                result = op.call(*points)
+        for x, point in zip(data, points, strict=True):
+            if result is point:
+                return x
         if isinstance(result, (bool, int, float, str, torch.Size)):
             return result
-        if self._reads(op) == "all":
+        if self._reads[op.family] == "all":
             op.inputs = tuple([x.detach() for x in kept])
         if type(result) is Tensor:
             return self._made(op, result, kept, data[0] if writes else None)
@@ -269,8 +283,10 @@ class Recorder(TorchFunctionMode):
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
         """A call that does not depend on the input, so that its result needs no gradient."""
-        if transform_active() and any(map(self._is_wrapped, tensors_in((args, kwargs)))):
-            raise Refused(_TRANSFORM)
+        if transform_active():
+            wrapped = map(torch_private.unwrapped, torch_private.tensors_in((args, kwargs)))
+            if any(hasattr(x, "_rectgrad") for x in wrapped):
+                raise Refused(TRANSFORM)
         reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in ops.UNLINKABLE)
         target = args[0] if args else kwargs.get("input")
         if "out" in kwargs or (writes and (reshapes or not self._writable(target))):
@@ -278,16 +294,6 @@ class Recorder(TorchFunctionMode):
         return _without_graph(func, args, kwargs)
 
     # Parts of the above.
-
-    def _undisturbed(self) -> bool:
-        """Whether a call does no more than it says: gradients are on, autocast and other modes are not."""
-        if transform_active():
-            raise Refused(_TRANSFORM)
-        return torch.is_grad_enabled() and not autocast_active() and not dispatch_modes()
-
-    def _is_wrapped(self, x: Tensor) -> bool:
-        """Whether a tensor of a torch.func transform wraps a linked one."""
-        return getattr(unwrapped(x), "_rectgrad", None) is not None
 
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots; everything else stays as it is."""
@@ -306,58 +312,26 @@ class Recorder(TorchFunctionMode):
         return value
 
     def _check(self, op: Op, writes: bool) -> None:
-        """No call is linked whose meaning the bridge would see differently."""
+        """No call is linked whose meaning the bridge would see differently, or that other modes change."""
+        self._find_family(op)
+        if transform_active():
+            raise Refused(TRANSFORM)
         name = op.name
-        if op.family in ops.REFINED:
-            op.family = ops.refine(op.family, name, op.argument)
-        if op.data_count > 1 and op.family in ops.OF_ONE:
-            op.family = ""
-        if name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
-            self.by_hand[name] = None
         hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
         trains = name == "instance_norm" or (
             op.family == "batch_norm" and updates_statistics(op.spec, op.args, op.kwargs)
         )
         first_written = not writes or (op.args and type(op.args[0]) is Slot)
-        if hides or trains or "out" in op.kwargs or not first_written or not self._undisturbed():
+        disturbed = not torch.is_grad_enabled() or autocast_active() or dispatch_modes()
+        if hides or trains or "out" in op.kwargs or not first_written or disturbed:
             raise Unlinked(name)
 
-    def _directly(self, op: Op, data: list[Tensor]) -> Found:
-        """The result without a graph, where the gradient has a closed form."""
-        if op.name not in DIRECT:
-            return None
-        set_grad_enabled(False)
-        try:
-            found = direct(op, data)
-        finally:
-            set_grad_enabled(True)
-        if found is not None and any(found[0] is x for x in data):
-            return None
-        return found
-
-    def _reads(self, op: Op) -> str:
-        """What is kept of an op for its rule."""
-        if self.rules is None:
-            return "all"
-        rule = self.rules.get(op.family)
-        if rule is None:
-            return "shapes"
-        return "output" if rule.reads == "shapes" and op.family == "relu6" else rule.reads  # it may be a gate
-
-    def _overwrite(self, x: Tensor, source: Op | None) -> None:
-        """Before a linked tensor is written: nobody else may see it, and ops that keep it get a copy."""
+    def _overwrite(self, x: Tensor, source: Op) -> None:
+        """Before a linked tensor is written: nobody else may see it."""
         storage = storage_id(x)
-        if source is None or source.family == "input" or is_view(x) or storage in self._shared:
+        if source.family == "input" or torch_private.is_view(x) or storage in self._shared:
             raise Unlinked("an in-place call on shared values")
-        for op in (source, *self._keeping.get(source.index, ())):
-            if not op.versions:
-                continue
-            if op.overwritten():
-                raise Unlinked(f"a value that {op.name} needs was modified out of sight")
-            op.inputs = tuple([_unshared(each, storage) for each in op.inputs])
-            op.needed = tuple([_unshared(each, storage) for each in op.needed])
-            op._output = None if op._output is None else _unshared(op._output, storage)
-            op.note_versions()
+        self._unshare(storage)
 
     def _writable(self, target: Any) -> bool:
         """Whether a constant may be written: not the model's and the caller's tensors, which are restored
@@ -369,15 +343,12 @@ class Recorder(TorchFunctionMode):
     def _link(self, op: Op, y: Tensor) -> Tensor:
         """Add an op to the record, with what its rule and its gradient read. y: its result."""
         op.shape, op.index = y.shape, len(self.ops)
-        if self._reads(op) != "shapes":
+        if self._reads[op.family] != "shapes":
             op._output = y.detach()
         if op.back is relu_gradient:
             op.needed = (y.detach(),)
         if op.needed or op._output is not None:
-            op.note_versions()
-            if op.inputs or op.needed:
-                for source in op.sources:
-                    self._keeping.setdefault(source.index, []).append(op)
+            self._hold(op, op.held())
         if self.named:
             op.module = calling_module(__file__)
         y.requires_grad_()
@@ -396,37 +367,36 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]
 _HANDLERS: dict[Any, tuple[Handler, ops.Spec]] = {}
 _DIFFERENTIATING = frozenset({torch.autograd.grad, torch.autograd.backward, Tensor.backward})
-BACKWARD = "torch.autograd.backward called in the forward pass"
-_TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
-_TRANSPOSE = {
-    "T": ops.Spec("t", None, lambda x: x.permute(*range(x.dim() - 1, -1, -1)), torch.t, False),
-    "mT": ops.Spec("t", None, lambda x: x.transpose(-2, -1), torch.t, False),
+TRANSFORM = "a torch.func transform (vmap, grad, vjp, functionalize) in the forward pass"
+_TRANSPOSED: dict[Any, Callable[[Tensor], Tensor]] = {
+    "T": lambda x: x.permute(*range(x.dim() - 1, -1, -1)),
+    "mT": lambda x: x.transpose(-2, -1),
 }
 
 
 def handler_of(func: Any) -> tuple[Handler, ops.Spec]:
     """How the recorder handles calls of a function. Remembered for torch's own functions alone."""
-    spec = TABLE.lookup(func)
-    handler = _handler(func, spec), spec
-    if spec.own:
-        _HANDLERS[func] = handler
-    return handler
-
-
-def _handler(func: Any, spec: ops.Spec) -> Handler:
+    spec, handler = TABLE.lookup(func), Recorder._call
+    plain = spec.name == "__get__" and spec.attribute in ops.PLAIN_ATTRIBUTES
     if not spec.own or func in _DIFFERENTIATING:
-        return Recorder._unknown
-    if spec.attribute is not None:
-        if spec.name == "__get__":
-            if spec.attribute in ("requires_grad", "is_nested"):
-                return Recorder._asked
-            return Recorder._pass if spec.attribute in ops.PLAIN_ATTRIBUTES else Recorder._attribute
-        return Recorder._refuse
-    if spec.silent:
-        return Recorder._pass
-    if spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
-        return Recorder._composite
-    return Recorder._call
+        handler = Recorder._unknown
+    elif plain or (spec.silent and spec.attribute is None):
+        handler = Recorder._pass
+    elif spec.attribute is not None:
+        handler = Recorder._attribute
+    elif spec.family is None and spec.name not in ops.ROUTING and composite(func) is not None:
+        handler = Recorder._composite
+    if spec.own:
+        _HANDLERS[func] = handler, spec
+    return handler, spec
+
+
+def refuse_backward(func: Any, frame: Any) -> None:
+    """No rule can follow a backward pass inside the forward pass. frame: of the code that calls `func`."""
+    asked = torch_private.asked_by_backward(frame)
+    if asked or func in _DIFFERENTIATING:
+        name = "backward" if asked else func.__name__
+        raise Refused(f"torch.autograd.{name} called in the forward pass")
 
 
 def _without_graph(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -448,52 +418,21 @@ def _kept(data: list[Tensor], writes: bool) -> list[Tensor]:
     return [x.detach().clone() if writes and i == 0 else x.detach() for i, x in enumerate(data)]
 
 
-def to_both(R: Any) -> tuple[Any, Any]:
-    return R, R
-
-
-def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:
-    return (torch.ops.aten.threshold_backward.default(R, y, 0),)
-
-
-def reaches(node: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a wanted node is in the autograd graph below a node."""
-    waiting, met = [node], set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in met:
-            if wanted(node):
-                return True
-            met.add(node)
-            waiting.extend(following for following, _ in node.next_functions)
-    return False
-
-
 def saving() -> Any:
     """Around a call that autograd records: tensors are saved as they are. Hooks of checkpointing would
     recompute them out of sight. Ours check versions, because torch does not if a hook has packed a tensor."""
-    if saved_tensor_hooks() is None:
+    if torch_private.saved_tensor_hooks() is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
 
 
 def _pack(x: Tensor) -> tuple[Tensor, int]:
-    packing.count += 1
-    return x.detach(), version(x)  # the tensor itself would refer to the node that saves it
+    torch_private.packing.count += 1
+    return x.detach(), torch_private.version(x)  # the tensor itself would refer to the node that saves it
 
 
 def _unpack(packed: tuple[Tensor, int]) -> Tensor:
     x, before = packed
-    if version(x) != before:
+    if torch_private.version(x) != before:
         raise RuntimeError("a tensor needed for the gradient was modified by an inplace operation")
     return x
-
-
-def _unshared(x: Tensor, storage: int) -> Tensor:
-    return x.clone() if storage_id(x) == storage else x
-
-
-def _alike(x: Any, y: Any) -> bool:
-    if type(x) is not Tensor or type(y) is not Tensor:
-        return False
-    return x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

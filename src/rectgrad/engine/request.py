@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,53 +12,15 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine import target as targets
-from rectgrad.engine.backward import (
-    Maps,
-    Observe,
-    Pass,
-    foreign_modes,
-    recorded_pass,
-    remember_bridged,
-)
+from rectgrad.engine.backward import Maps, Observe, Pass, Plan, foreign_modes, recorded_pass, remember_bridged
 from rectgrad.engine.bridge import BridgedPass, BridgeRecorder, unsupported
-from rectgrad.engine.diagnose import check_finite, check_inputs, warn_if_incomplete, warn_if_nothing_passed
-from rectgrad.engine.op import Rules, as_rule, per_sample
+from rectgrad.engine.diagnose import check_finite, warn_if_incomplete, warn_if_nothing_passed
+from rectgrad.engine.op import as_rules, per_sample
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
 from rectgrad.engine.torch_private import map_tensors
 from rectgrad.engine.trace import Row, Trace
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What the engine needs to know of a method: its rules and what they require. See methods/method.py."""
-
-    name: str
-    rules: Rules
-    rectifies: bool = False
-    thresholds: bool = False
-    decompose: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
-    per_sample: bool = False
-
-    @classmethod
-    def of(cls, method: Any) -> Plan:
-        return cls(
-            type(method).__name__,
-            {family: as_rule(rule) for family, rule in method.rules().items()},
-            method.rectifies,
-            method.thresholds,
-            method.decompose,
-            method.facts,
-            method.per_sample,
-        )
-
-
-class NeedsOrdinaryCallError(Exception):
-    """A replay found something that deserves the warnings or the error of an ordinary call."""
-
-
-NO_RULES = Plan("saliency", {})
 ANYTHING = ("attention", "glu")  # decomposed in a pass that is kept for any method
 
 
@@ -67,19 +30,17 @@ class Request:
     inputs: Maps
     args: tuple
     kwargs: dict[str, Any]
-    target: Any
+    target: Any  # callable once a class left open is settled
     passed: Pass | None = None  # a recorded pass to answer from
-    settled: targets.Scores | None = None  # the target, once a class left open is known
-    observe: Observe | None = None  # sees R at every rectified activation
+    observe: Observe = None  # sees R at every rectified activation
     region: Region | None = None
     device: torch.device | None = None  # where the model is, if it sends its inputs there itself
     offset: int = 0  # of the first sample in what the caller gave
+    copies: int = 1  # how often the samples are in the inputs
     diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
-    checked: bool = False  # whether the inputs are known to be finite
     bridged: bool = False  # the recorder could not link this request
-    unmixed: bool = False  # it is known that no activation mixes the samples
     suspicions: list[Tensor] | None = None  # in a capture: flags, instead of warnings and errors
-    graph: Any = None  # a captured pass of the method, to replay
+    replay: Callable[[Maps, Tensor | None], tuple[Maps, Tensor]] | None = None  # a captured pass instead
     last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
 
@@ -92,26 +53,22 @@ class Request:
     def n(self) -> int:
         return len(self.inputs[0])
 
+    def number(self, row: int) -> int:
+        """Of a row's sample in what the caller gave."""
+        return self.offset + row % (self.n // self.copies)
+
     def at(self, inputs: Maps) -> Request:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
-        if not self.checked and self.suspicions is None:  # a capture checks them with everything else
-            check_inputs(self.inputs)
-            self.checked = True
-        return replace(self, inputs=inputs, passed=None, settled=self.resolved(), checked=False)
+        return replace(self, inputs=inputs, passed=None, target=self.resolved())
 
     def at_once(self, points: Sequence[Maps]) -> Request:
         """The same question at several inputs in one pass: all samples of the first, then of the second."""
-        k, one = len(points), self.at(points[0])
-        args, kwargs = self._of_samples(lambda x: torch.cat([x] * k))
-        inputs = tuple(torch.cat(tensors) for tensors in zip(*points, strict=True))
-        settled, offset = self.resolved().copies(k), Repeating(self.offset, self.n)
-        return replace(
-            one, inputs=inputs, args=args, kwargs=kwargs, target=None, settled=settled, offset=offset
-        )
+        k, inputs = len(points), tuple(torch.cat(tensors) for tensors in zip(*points, strict=True))
+        return replace(self.at(points[0])._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
 
     def asking(self, target: Any) -> Request:
         """Another question about the same inputs, answered from the same pass."""
-        return replace(self, target=target, settled=None)
+        return replace(self, target=target)
 
     def watched(self, observe: Observe) -> Request:
         """The same question in fresh passes that record every op, to find a fault."""
@@ -119,26 +76,20 @@ class Request:
 
     def rows(self, start: int, stop: int) -> Request:
         """Some of the samples."""
-        args, kwargs = self._of_samples(lambda x: x[start:stop])
-        return replace(
-            self,
-            inputs=tuple(x[start:stop] for x in self.inputs),
-            args=args,
-            kwargs=kwargs,
-            target=targets.narrow(self.target, start, stop, self.n),
-            passed=None,
-            settled=self.settled.rows(start, stop) if self.settled is not None else None,
-            offset=self.offset + start,
-        )
+        inputs = tuple(x[start:stop] for x in self.inputs)
+        rows = self._of_samples(lambda x: x[start:stop], inputs)
+        return replace(rows, offset=self.number(start), copies=1)
 
-    def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The further arguments, those changed that have one row for each sample."""
+    def _of_samples(self, change: Callable[[Tensor], Tensor], inputs: Maps) -> Request:
+        """Other inputs, and everything changed that has one row for each sample."""
         n = self.n
 
         def changed(x: Tensor) -> Tensor:
             return change(x) if x.dim() > 0 and x.shape[0] == n else x
 
-        return map_tensors(changed, (self.args, self.kwargs))
+        args, kwargs = map_tensors(changed, (self.args, self.kwargs))
+        target = targets.changed(self.target, n, change)
+        return replace(self, inputs=inputs, args=args, kwargs=kwargs, target=target, passed=None)
 
     def given(self, x: Tensor) -> Tensor:
         """A tensor among the further arguments, as the model gets it."""
@@ -146,70 +97,62 @@ class Request:
         return x.to(self.device or x.device)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
-        if self.settled is None:
-            if outputs is None and self.passed is not None:
-                outputs = self.passed.outputs
-            if outputs is None and not callable(self.target):
-                outputs = self.outputs()
-            self.settled = targets.resolve(self.target, outputs, self.n)
-        return self.settled
+        """The target. A class left open is settled by these outputs, or by the model's."""
+        if not callable(self.target):
+            if outputs is None:
+                outputs = self.outputs() if self.passed is None else self.passed.outputs
+            self.target = targets.resolve(self.target, outputs, self.n)
+        return self.target
 
     def outputs(self) -> Any:
         """The model's outputs, without recording anything."""
-        passed = self.recording(NO_RULES)
-        passed.close()
-        return passed.outputs
+        with closing(self.recording(Plan())) as passed:
+            return passed.outputs
 
-    def recording(self, plan: Plan, whole: bool = False, named: bool = False) -> Pass:
+    def mixes(self, method: Plan) -> bool:
+        """Whether a pass for the method mixes the samples: see mixes_samples."""
+        if self.n < 2:
+            return False
+        with closing(self.recording(method)) as passed:
+            return mixes_samples(self, passed)
+
+    def recording(self, method: Plan | None, named: bool = False) -> Pass:
         """A forward pass: recorded, or bridged if it has something that cannot be linked.
 
-        whole: keep everything, for any method. named: note the layer of each op.
+        method: the one that the pass is for; None to keep everything, for any. named: note each op's layer.
         """
-        everything = whole or self.diagnosing or self.observe is not None
-        named, decompose = named or everything, ANYTHING if whole else plan.decompose
-        if not self.bridged:
-            passed = recorded_pass(self, plan, Recorder(None if everything else plan.rules, decompose, named))
-            if passed is not None:
-                return passed
-        families = frozenset(plan.rules) | ({"pad"} if "conv" in plan.rules else set())
-        if plan.rectifies or self.observe is not None:
+        everything = method is None or self.diagnosing or self.observe is not None
+        named, name = named or everything, "rectgrad" if method is None else type(method).__name__
+        rules, decompose = ({}, ANYTHING) if method is None else (as_rules(method.rules()), method.decompose)
+        families = frozenset(rules) | ({"pad"} if "conv" in rules else set())
+        if (method is not None and method.rectifies) or self.observe is not None:
             families |= ops.RECTIFIERS | {"div", "mul"}  # a division by six makes a gate of a ReLU6
-        wanted, plain = None if everything else families, foreign_modes() > 0
         try:
+            recorder = Recorder(None if everything else rules, decompose, named)
+            if not self.bridged and (passed := recorded_pass(self, recorder)) is not None:
+                return passed
+            wanted, plain = None if everything else families, foreign_modes() > 0
             return BridgedPass(self, BridgeRecorder(wanted, decompose, plain=plain, named=named))
         except Refused as error:
-            if plan.rules or whole:
-                raise unsupported(plan.name, str(error)) from None
+            if rules or method is None:
+                raise unsupported(name, str(error)) from None
         return BridgedPass(self, BridgeRecorder((), transparent=True))
 
     def backward(self, method: Any) -> Maps:
         """The gradient of the scores by the method's rules; sample by sample if the batch is mixed."""
-        if self.graph is not None:
-            return self._replayed()
-        plan = Plan.of(method)
-
-        def maps(request: Request) -> Maps:
-            passed = request.passed or request.recording(plan)
-            try:
-                return request._answered(method, plan, passed)
-            finally:
-                if request.passed is None:
-                    passed.close()
-
-        return self._or_bridged(maps)
+        return self._replayed_or(lambda request: request._from_pass(method))
 
     def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
         """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
         completeness error: the sum of the finished map minus the difference of the scores."""
-        if self.graph is not None:
-            return self._replayed()
-        plan, resolved = Plan.of(method), self.resolved()
-        return self._or_bridged(
-            lambda request: request._from_baseline(method, plan, resolved, baseline, finish)
-        )
+        return self._replayed_or(lambda request: request._from_baseline(method, baseline, finish))
 
-    def _or_bridged(self, maps: Callable[[Request], Maps]) -> Maps:
-        """`maps` of this request; over the bridge if something turns out that cannot be linked."""
+    def _replayed_or(self, maps: Callable[[Request], Maps]) -> Maps:
+        """`maps` of this request, over the bridge if something cannot be linked; or a captured pass."""
+        if self.replay is not None:
+            index = self.target.index if isinstance(self.target, targets.Picked) else None
+            raw, self.answer = self.replay(self.inputs, index)
+            return raw
         try:
             return maps(self)
         except Unlinked:
@@ -217,70 +160,55 @@ class Request:
                 remember_bridged(self.model)
         bridged = replace(self, passed=None, bridged=True)
         found = maps(bridged)
-        self.last, self.answer, self.settled = bridged.last, bridged.answer, bridged.settled
+        self.last, self.answer, self.target = bridged.last, bridged.answer, bridged.target
         return found
 
-    def _replayed(self) -> Maps:
-        assert isinstance(self.settled, targets.Picked | targets.Given)
-        index = self.settled.index if isinstance(self.settled, targets.Picked) else None
-        found = self.graph.run(self.inputs, index)
-        if found is None:
-            raise NeedsOrdinaryCallError
-        raw, self.answer = found
-        return raw
+    def _from_pass(self, method: Any) -> Maps:
+        if self.passed is not None:
+            return self._answered(method, self.passed)
+        with closing(self.recording(method)) as passed:
+            return self._answered(method, passed)
 
-    def recording_of(self, method: Any) -> Pass:
-        """A forward pass for a method."""
-        return self.recording(Plan.of(method))
-
-    def _from_baseline(
-        self, method: Any, plan: Plan, resolved: targets.Scores, x0: Maps, finish: Callable[[Maps], Maps]
-    ) -> Maps:
-        reference = self.at(x0).recording(plan)
-        here = replace(self, passed=None, bridged=isinstance(reference, BridgedPass))
-        passed = here.recording(plan)
-        if type(passed) is not type(reference):
-            raise Unlinked("only one of the two passes could be recorded")
-        try:
-            resolved = resolved.at(passed.outputs)
-            baseline_scores, scores = reference.scores(resolved), passed.scores(resolved)
-            pair(passed, reference)
-            raw = self.finish(method, plan, passed, scores)
-        finally:
-            passed.close()
-            reference.close()
-        difference = (scores - baseline_scores).detach()
-        assert self.trace is not None
-        self.trace.completeness_error = sum(per_sample(m).sum(1) for m in finish(raw)) - difference
-        if not self.diagnosing:
-            warn_if_incomplete(self, self.trace, difference)
-        return raw
-
-    def _answered(self, method: Any, plan: Plan, passed: Pass) -> Maps:
-        if plan.per_sample and self.n > 1 and not self.unmixed and mixes_samples(self, passed):
-            if self.settled is None and not callable(self.target):
-                self.resolved(passed.outputs)
+    def _answered(self, method: Any, passed: Pass) -> Maps:
+        # What is captured is known not to mix the samples.
+        if method.per_sample and self.suspicions is None and mixes_samples(self, passed):
+            self.resolved(passed.outputs)
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
             return tuple(torch.cat(part) for part in zip(*parts, strict=True))
         with passed.lock:
             passed.adopt(self.region)
             try:
-                target = self.resolved(passed.outputs).at(passed.outputs)
-                return self.finish(method, plan, passed, passed.scores(target))
+                return self._finish(method, passed, passed.scores(self.resolved(passed.outputs)))
             finally:
-                passed.forget()
+                passed.recorder.truncate(passed.length)  # without the ops that a callable target added
 
-    def finish(self, method: Any, plan: Plan, passed: Pass, scores: Tensor) -> Maps:
+    def _from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
+        with closing(replace(self, passed=None).recording(method)) as passed:
+            target = self.resolved(passed.outputs)
+            there = replace(self.at(baseline), bridged=isinstance(passed, BridgedPass))
+            with closing(there.recording(method)) as reference:
+                if type(passed) is not type(reference):
+                    raise Unlinked("only one of the two passes could be recorded")
+                baseline_scores, scores = reference.scores(target), passed.scores(target)
+                pair(passed, reference)
+                raw = self._finish(method, passed, scores)
+        difference, trace = (scores - baseline_scores).detach(), passed.trace
+        trace.completeness_error = sum(per_sample(m).sum(1) for m in finish(raw)) - difference
+        if not self.diagnosing:
+            warn_if_incomplete(self, trace, difference)
+        return raw
+
+    def _finish(self, method: Any, passed: Pass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         self.last = passed
-        maps = passed.backward(plan, scores, once=self.passed is None, observe=self.observe)
+        maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
         if self.region is not None and maps[0].is_cuda and self.suspicions is None:
             self.region.settle()  # while the device is at work
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
-            warn_if_nothing_passed(self, method, plan, maps)
+            warn_if_nothing_passed(self, method, maps)
         return maps
 
 
@@ -296,41 +224,25 @@ def pair(passed: Pass, reference: Pass) -> None:
         op.reference = theirs[i]
 
 
-class Repeating(int):
-    """The offset of n samples that are there several times: plus a row, the number of that row's sample."""
-
-    n: int
-
-    def __new__(cls, offset: int, n: int) -> Repeating:
-        self = super().__new__(cls, offset)
-        self.n = n
-        return self
-
-    def __add__(self, row: int) -> int:
-        return int(self) + row % self.n
-
-
 def mixes_samples(request: Request, passed: Pass) -> bool:
     """Whether a rectified activation's first dimension is not the samples (tokens folded into the batch)."""
     if passed.mixes is None:
-        passed.mixes = _mixes(request, passed)
+        passed.mixes = passed.n > 1 and _mixes(request, passed)
     return passed.mixes
 
 
 def _mixes(request: Request, passed: Pass) -> bool:
     n, rows = passed.n, [row for row in passed.trace.rows if row.shape]
-    shapes = [op.shape for op in passed.rectified()]
-    if any(not shape or shape[0] != n for shape in shapes) or any(_by_chance(row, n) for row in rows):
+    if passed.folds or any(_by_chance(row, n) for row in rows):
         return True
     if not passed.trace.turned and not any(_turned(row, n) for row in rows):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
     try:
-        alone = BridgedPass(request.rows(0, 1), BridgeRecorder(ops.RECTIFIERS))
-        alone.close()
+        with closing(BridgedPass(request.rows(0, 1), BridgeRecorder(ops.RECTIFIERS))) as alone:
+            return alone.folds
     except Exception:
         return False  # batch norm in training mode and programs of fixed size take no single sample
-    return any(op.shape[0] != 1 for op in alone.rectified())
 
 
 def _by_chance(row: Row, n: int) -> bool:

@@ -41,13 +41,9 @@ def logits(outputs: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Picked:
-    """One class for each sample."""
+    """A target that is settled: one class for each sample."""
 
     index: Tensor
-
-    def at(self, outputs: Any) -> Picked:
-        """The classes, once the outputs are known."""
-        return self
 
     def __call__(self, outputs: Any) -> Tensor:
         """scores[i, index[i]] for each sample i."""
@@ -60,59 +56,38 @@ class Picked:
             return torch.ones_like(outputs, requires_grad=False)
         return torch.zeros_like(outputs, requires_grad=False).scatter_(1, self.index.unsqueeze(1), 1)
 
-    def rows(self, start: int, stop: int) -> Picked:
-        return Picked(self.index[start:stop])
-
-    def copies(self, k: int) -> Picked:
-        return Picked(self.index.repeat(k))
-
 
 @dataclass(frozen=True)
-class Open(Picked):
-    """One class for each sample, or -1 for the largest output: which one is seen when there are outputs."""
+class Open:
+    """A target of a capture: one class for each sample, or -1 for the largest output."""
 
-    def at(self, outputs: Any) -> Picked:
-        largest = indices(logits(outputs), None)
-        return Picked(torch.where(self.index < 0, largest, self.index))
+    index: Tensor
 
 
-@dataclass(frozen=True)
-class Given:
-    """A callable target for n samples."""
-
-    target: Any
-    n: int
-
-    def at(self, outputs: Any) -> Given:
-        return self
-
-    def __call__(self, outputs: Any) -> Tensor:
-        scores, said = self.target(outputs), "the callable target returned"
-        if not isinstance(scores, Tensor):
-            raise TypeError(f"{said} {_describe(scores)}; it must return a tensor ({self.n},)")
-        if scores.shape != (self.n,):
-            raise ValueError(f"{said} shape {tuple(scores.shape)}; it must be ({self.n},)")
-        return scores
-
-    def rows(self, start: int, stop: int) -> Given:
-        return Given(narrow(self.target, start, stop, self.n), stop - start)
-
-    def copies(self, k: int) -> Given:
-        return Given(_changed(self.target, self.n, lambda index: index.repeat(k)), k * self.n)
-
-
-Scores = Picked | Given
+Scores = Callable[[Any], Tensor]
 
 
 def resolve(target: Any, outputs: Any, n: int) -> Scores:
     """`target` as a function from outputs to (N,) scores; a class left open is settled by these outputs."""
     if callable(target):
-        return Given(target, n)
+        return target
     scores = logits(outputs)
     if scores.shape[:1] != (n,):
         advice = f"give a callable target that returns shape ({n},)"
         raise ValueError(f"the model returned shape {tuple(scores.shape)} for {n} samples; {advice}")
+    if isinstance(target, Open):
+        return Picked(torch.where(target.index < 0, indices(scores, None), target.index))
     return Picked(indices(scores, target))
+
+
+def checked(scores: Any, n: int) -> Tensor:
+    """What a callable target returned, if it is one score for each of n samples."""
+    said = "the callable target returned"
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"{said} {_describe(scores)}; it must return a tensor ({n},)")
+    if scores.shape != (n,):
+        raise ValueError(f"{said} shape {tuple(scores.shape)}; it must be ({n},)")
+    return scores
 
 
 def indices(scores: Tensor, target: Any) -> Tensor:
@@ -160,13 +135,15 @@ def _as_integers(target: Any, n: int) -> Tensor:
 
 def narrow(target: Any, start: int, stop: int, n: int) -> Any:
     """The target of samples start to stop, where it names a class for each of n samples."""
-    return _changed(target, n, lambda index: index[start:stop])
+    return changed(target, n, lambda index: index[start:stop])
 
 
-def _changed(target: Any, n: int, change: Callable[[Tensor], Tensor]) -> Any:
+def changed(target: Any, n: int, change: Callable[[Tensor], Tensor]) -> Any:
     """The target with its classes changed, where it names one for each of n samples."""
+    if isinstance(target, (Picked, Open)):
+        return type(target)(change(target.index))
     if isinstance(target, contrast):
-        return contrast(_changed(target.a, n, change), _changed(target.b, n, change))
+        return contrast(changed(target.a, n, change), changed(target.b, n, change))
     if target is None or callable(target) or isinstance(target, int):
         return target
     index = _as_integers(target, n)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import is_autocast_available
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,7 +68,7 @@ autocast_active: Callable[[], bool] = _choose(
     "ask whether autocast is on",
     lambda active: all(_inside(torch.autocast("cpu", enabled=on), active) is on for on in (True, False)),
     "_C._is_any_autocast_enabled",
-    lambda: any(map(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, _DEVICES))),
+    lambda: any(map(torch.is_autocast_enabled, filter(is_autocast_available, _DEVICES))),
 )
 set_grad_enabled: Callable[[bool], Any] = _choose(
     "switch gradients on and off",

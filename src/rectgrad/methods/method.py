@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rectgrad.engine.op import Rules
+from rectgrad.engine.backward import Plan
 from rectgrad.engine.request import Request
 from rectgrad.methods.options import check
 
@@ -18,27 +18,15 @@ Maps = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Plan):
     """The plain gradient, unless a subclass says otherwise."""
 
-    rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
-    thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
-    decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
-    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
     one_backward: ClassVar[bool] = True  # a single backward pass makes the map
     runs_model: ClassVar[bool] = True
     title: ClassVar[str] = ""  # what figures and tables call the method; the class name if it is empty
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def per_sample(self) -> bool:
-        """Whether a rule looks at all units of one sample together."""
-        return False
-
-    def rules(self) -> Rules:
-        return {}
 
     def raw(self, request: Request) -> Maps:
         """The gradient that arrives at the input."""

@@ -42,7 +42,7 @@ class RectGrad(Method):
         return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod")
 
     @property
-    def per_sample(self) -> bool:
+    def per_sample(self) -> bool:  # type: ignore[override]
         return self.tau is None
 
     @property

@@ -42,3 +42,12 @@ def updates_statistics(spec: Spec, args: tuple, kwargs: dict) -> bool:
     """Whether a normalisation may write its running statistics: `batch_norm` only in training mode."""
     may = spec.family != "batch_norm" or "training" not in spec.at or spec.argument("training", args, kwargs)
     return bool(may) and spec.name != "_native_batch_norm_legit_no_training"
+
+
+def with_own_statistics(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The call with running statistics as copies: in training mode it would update the model's own."""
+    if spec.family not in ("batch_norm", "norm") or not updates_statistics(spec, args, kwargs):
+        return args, kwargs
+    own = spec.arguments(("running_mean", "running_var"), args, kwargs)
+    copies = {id(x): x.clone() for x in own if x is not None}
+    return tuple([copies.get(id(x), x) for x in args]), {k: copies.get(id(x), x) for k, x in kwargs.items()}

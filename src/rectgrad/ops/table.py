@@ -26,7 +26,7 @@ RECTIFIERS = frozenset(
 # Rectifiers whose output is positive exactly where their input is.
 SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
 # Functions of one data tensor: of two (a power of one to the other), they have no family.
-OF_ONE = RECTIFIERS | {"squash", "unary"}
+OF_ONE = RECTIFIERS | {"clamp", "squash", "unary"}
 
 FAMILIES: dict[str, str] = {
     **{name: name for name in RECTIFIERS},
