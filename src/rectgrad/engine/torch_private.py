@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.amp import is_autocast_available
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -98,11 +99,6 @@ saved_tensor_hooks: Callable[[], Any] = _choose(
     lambda top: _inside(saved_tensors_hooks(torch.neg, torch.neg), top) not in (None, top()),
     lambda: torch._C._autograd._top_saved_tensors_default_hooks(False),
     object,
-)
-_pytree: Any = _choose(
-    "walk nested containers",
-    lambda tree: tree.tree_leaves(tree.tree_map(abs, {"a": [-1, (-2,)]})) == [1, 2],
-    "utils._pytree",
 )
 
 
