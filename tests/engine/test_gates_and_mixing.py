@@ -106,6 +106,7 @@ RECTIFIERS: dict[str, Callable[[Tensor, Callable], Tensor]] = {
     "times_a_fifth": lambda z, relu6: relu6(z + 3) * 0.2,
     "alone": lambda z, relu6: relu6(z),
     "and_added_six": lambda z, relu6: relu6(z + 3) + 6,
+    "six_divided_by_it": lambda z, relu6: 12 - 6 / relu6(z + 3),
 }
 
 

@@ -38,9 +38,9 @@ def loaded() -> ModuleType:
 
 def works(module: ModuleType) -> bool:
     mode = torch.overrides.BaseTorchFunctionMode()
-    depth = module.function_modes()
-    inside = module.under_mode(mode, lambda: (module.function_modes(), module.active_function_modes()[-1]))
-    counted = inside == (depth + 1, mode) and module.function_modes() == depth
+    before = module.active_function_modes()
+    inside = module.under_mode(mode, module.active_function_modes)
+    counted = inside == [*before, mode] and module.active_function_modes() == before
     with torch.autocast("cpu", dtype=torch.bfloat16):
         autocast = module.autocast_active()
     x = torch.zeros(3)
@@ -71,6 +71,7 @@ def test_a_hidden_name_without_a_substitute_is_an_error(name: str, monkeypatch: 
     ("name", "lie"),
     [
         ("_len_torch_function_stack", lambda: 0),
+        ("_are_functorch_transforms_active", lambda: 0),
         ("_len_torch_dispatch_stack", lambda: 3),
         ("_is_any_autocast_enabled", lambda: False),
     ],

@@ -104,63 +104,45 @@ _SHAPES = frozenset(
 )
 
 
-def find_facts(graph: Graph, wanted: Sequence[str]) -> None:
+def find_facts(graph: Graph, wanted: Iterable[str]) -> None:
     """The facts that a method asks for, of the ops in a graph."""
-    if "gate" in wanted:
-        find_gates(graph)
-    if "last" in wanted:
-        find_last(graph)
-    if "folded" in wanted:
-        find_constant(graph)
-        find_folded(graph)
-    if "channels" in wanted:
-        for node, op in graph.ops.items():
-            if op.family in RECTIFIERS:
-                facts_of(op).channels_last = _made_channels_last(graph, node)
+    for each in wanted:
+        _FINDERS[each](graph)
 
 
-def find_last(graph: Graph) -> None:
+def _find_last(graph: Graph) -> None:
     rectified = {node for node, op in graph.ops.items() if op.family in RECTIFIERS}
     for node in walk([graph.root], lambda node: () if node in rectified else graph.below[node]):
         if node in rectified:
             facts_of(graph.ops[node]).last = True
 
 
-def find_gates(graph: Graph) -> None:
+def _find_gates(graph: Graph) -> None:
     for node, op in graph.ops.items():
         readers = graph.readers[node]
         if op.family == "relu6" and len(readers) == 1 and readers[0] in graph.ops:
-            facts_of(op).gate = divides_by_six(graph.ops[readers[0]])
+            facts_of(op).gate = _divides_by_six(graph.ops[readers[0]])
 
 
-def divides_by_six(op: Op) -> bool:
+def _divides_by_six(op: Op) -> bool:
     """Whether a division or a product divides its one data tensor by six."""
-    if op.family not in ("div", "mul") or op.data_count != 1:
+    if op.family not in ("div", "mul") or op.data_count != 1 or op.name == "rdiv":
         return False
-    factor = next((a for a in (*op.args, *op.kwargs.values()) if _is_number(a)), None)
-    if factor is None or (op.family == "div" and (not op.args or _is_number(op.args[0]))):
-        return False
-    return abs(float(factor) - (6 if op.family == "div" else 1 / 6)) < 1e-3
+    first, *others = *op.args, *op.kwargs.values()
+    values, factor = (others, 6) if op.family == "div" else ((first, *others), 1 / 6)
+    # By its type: a slot is an int too, and is data.
+    numbers = (v for v in values if type(v) in (int, float) or (isinstance(v, Tensor) and v.numel() == 1))
+    return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return type(value) in (int, float)  # a slot is an int too, and is data
-
-
-def find_constant(graph: Graph) -> None:
-    """Data is what the network's input reaches without passing through a softmax."""
+def _find_folded(graph: Graph) -> None:
+    """Which inputs are constant, and which two steps are one linear map, as if the bias were the layer's own
+    or the norm folded into its weights. Data is what the input reaches without passing through a softmax."""
     softmax = {node for node, op in graph.ops.items() if op.family == "softmax"}
     data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in softmax]))
     for node, op in graph.ops.items():
         if op.family in ("mul", "matmul", "div", "linear", "conv", "conv_transpose"):
             facts_of(op).constant = tuple(each not in data for each in graph.below[node])
-
-
-def find_folded(graph: Graph) -> None:
-    """The two are one linear map, as if the bias were the layer's own or the norm folded into its weights."""
-    for node, op in graph.ops.items():
         linear = op.family in ("conv", "conv_transpose", "linear", "matmul", "add")
         reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
         reader = graph.only_reader(node) if linear and reads_one else None
@@ -174,10 +156,17 @@ _LAST = frozenset("addmm mm bmm nativelayernorm unsafeview linear matmul layer_n
 _SECOND = frozenset("convolution nativebatchnorm nativegroupnorm conv conv_transpose batch_norm".split())
 
 
-def _made_channels_last(graph: Graph, node: Any) -> bool:
-    """Whether the nearest layer before an activation keeps its channels last."""
-    kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
-    return next((kind in _LAST for kind in kinds if kind in _LAST or kind in _SECOND), False)
+def _find_channels(graph: Graph) -> None:
+    """An activation's channels are where the nearest layer before it keeps them."""
+    for node, op in graph.ops.items():
+        if op.family in RECTIFIERS:
+            kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
+            facts_of(op).channels_last = next(
+                (k in _LAST for k in kinds if k in _LAST or k in _SECOND), False
+            )
+
+
+_FINDERS = {"gate": _find_gates, "last": _find_last, "folded": _find_folded, "channels": _find_channels}
 
 
 def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kernels.Backend) -> None:

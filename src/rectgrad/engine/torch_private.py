@@ -19,14 +19,15 @@ from torch import Tensor
 from torch.amp import is_autocast_available
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def _choose(purpose: str, works: Callable[[Any], bool], *candidates: str | Callable[..., Any]) -> Any:
-    """The first candidate, a name in torch or a function, that exists and works."""
+def _choose(purpose: str, works: Callable[[Any], bool], *candidates: Any) -> Any:
+    """The first candidate, a function or names in torch, that exists and works."""
     for candidate in candidates:
         try:
-            found = attrgetter(candidate)(torch) if isinstance(candidate, str) else candidate
+            found = attrgetter(*candidate.split())(torch) if isinstance(candidate, str) else candidate
             with torch.inference_mode(False):  # where a user's function imports us
                 if works(found):
                     return found
@@ -47,29 +48,16 @@ active_function_modes: Callable[[], list[Any]] = _choose(
     lambda active: _inside(BaseTorchFunctionMode(), active)[:-1] == active(),
     "overrides._get_current_function_mode_stack",
 )
-function_modes: Callable[[], int] = _choose(
-    "count the active TorchFunctionModes",
-    lambda count: _inside(BaseTorchFunctionMode(), count) == count() + 1,
-    "_C._len_torch_function_stack",
-    lambda: len(active_function_modes()),
-)
 dispatch_modes: Callable[[], int] = _choose(
     "count the active TorchDispatchModes",
     lambda count: _inside(TorchDispatchMode(), count) == count() + 1,
     "_C._len_torch_dispatch_stack",
     lambda: len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
 )
-_pop_function_mode: Callable[[], Any] = _choose(
-    "remove a TorchFunctionMode",
-    lambda pop: BaseTorchFunctionMode().__enter__() is pop(),
-    "_C._pop_torch_function_stack",
-    "overrides._pop_mode",
-)
-_push_function_mode: Callable[[Any], Any] = _choose(
-    "add a TorchFunctionMode",
-    lambda push: push(mode := BaseTorchFunctionMode()) is None and _pop_function_mode() is mode,
-    "_C._push_on_torch_function_stack",
-    "overrides._push_mode",
+_push_function_mode, _pop_function_mode = _choose(
+    "add and remove a TorchFunctionMode",
+    lambda both: both[0](mode := BaseTorchFunctionMode()) is None and both[1]() is mode,
+    "overrides._push_mode overrides._pop_mode",
 )
 without_torch_function: Callable[[], Any] = _choose(
     "call a function past the active modes",  # this mode refuses every call
@@ -98,16 +86,12 @@ storage_of: Callable[[Tensor], int] = _choose(
     "tell storages apart",
     lambda storage: storage(_x) == storage(_x[1:]) != storage(torch.zeros(2)),
     lambda x: x.untyped_storage()._cdata,
-    lambda x: x.untyped_storage().data_ptr(),
 )
 is_view: Callable[[Tensor], bool] = _choose(
     "ask whether a tensor is a view", lambda asks: asks(_x[1:]) and not asks(_x), methodcaller("_is_view")
 )
 base_of: Callable[[Tensor], Tensor] = _choose(
     "find the tensor that a view is a view of", lambda base: base(_x[1:]) is _x, attrgetter("_base")
-)
-_version: Callable[[Tensor], int] = _choose(
-    "count the writes on a tensor", lambda n: n(_x) < n(_x.detach().add_(1)), attrgetter("_version")
 )
 # The innermost hooks for saved tensors. Older versions cannot tell: an object says that there may be some.
 saved_tensor_hooks: Callable[[], Any] = _choose(
@@ -116,17 +100,12 @@ saved_tensor_hooks: Callable[[], Any] = _choose(
     lambda: torch._C._autograd._top_saved_tensors_default_hooks(False),
     object,
 )
-_pytree: Any = _choose(
-    "walk nested containers",
-    lambda tree: tree.tree_leaves(tree.tree_map(abs, {"a": [-1, (-2,)]})) == [1, 2],
-    "utils._pytree",
-)
 
 
 def version(x: Tensor) -> int:
     """How often a tensor was written. Inference tensors are not counted: they cannot be written elsewhere."""
     try:
-        return _version(x)
+        return x._version
     except RuntimeError:
         return 0
 
@@ -137,22 +116,20 @@ def under_mode(mode: Any, work: Callable[[], Any]) -> Any:
     A `with` statement would do, but for interrupts: the mode's own `__exit__` is Python code, which an
     interrupt can end early, and fails if torch had taken the mode off the stack at that moment.
     """
-    depth = function_modes()
+    modes = active_function_modes()
     try:
         _push_function_mode(mode)
         return work()
     finally:
-        while function_modes() > depth:
-            _pop_function_mode()
+        restore_function_modes(modes)
 
 
 def restore_function_modes(modes: list[Any]) -> None:
     """Exactly these modes are active afterwards."""
-    if active_function_modes() != modes:
-        while function_modes():
-            _pop_function_mode()
-        for mode in modes:
-            _push_function_mode(mode)
+    while (active := active_function_modes()) != modes[: len(active)]:
+        _pop_function_mode()
+    for mode in modes[len(active) :]:
+        _push_function_mode(mode)
 
 
 class _Packing(threading.local):
@@ -234,15 +211,8 @@ def next_node_number() -> int:
 def namespaces() -> Iterable[Any]:
     """Where torch keeps the functions that reach `__torch_function__`."""
     hidden = (getattr(torch._C, name, None) for name in ("_VariableFunctions", "_nn", "_special", "_linalg"))
-    return (
-        torch.Tensor,
-        torch,
-        torch.nn.functional,
-        torch.special,
-        torch.linalg,
-        torch.fft,
-        *filter(None, hidden),
-    )
+    public = (torch.Tensor, torch, torch.nn.functional, torch.special, torch.linalg, torch.fft)
+    return (*public, *filter(None, hidden))
 
 
 def overload_types() -> tuple[type, type]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -100,22 +100,15 @@ def _outermost(rows: list[Row]) -> nn.Module | None:
 
 def calling_function() -> str | None:
     """The custom autograd.Function whose forward is running."""
-    return next((frame.f_locals["cls"].__name__ for frame in _frames() if frame.f_code is _APPLY), None)
+    frames = walk_stack(sys._getframe())
+    return next((frame.f_locals["cls"].__name__ for frame, _ in frames if frame.f_code is _APPLY), None)
 
 
 def calling_module(engine: str = "") -> nn.Module | None:
     """The innermost module whose method is running, `engine` being the file of frames to pass over."""
-    for frame in _frames():
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_filename != engine:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
                 return owner
     return None
-
-
-def _frames() -> Iterator[Any]:
-    """The calls that are running, the innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back  # type: ignore[assignment]
