@@ -1,9 +1,11 @@
-"""The calls people make: attribute, record, layer_attributions."""
+"""The calls people make: attribute, record, capture, layer_attributions, propagate."""
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,10 +15,9 @@ from torch.nn.parameter import is_lazy
 from rectgrad import ops
 from rectgrad.engine.backward import Maps, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
-from rectgrad.engine.bridge import propagate as propagate
 from rectgrad.engine.capture import Capture as Capture
 from rectgrad.engine.diagnose import warn
-from rectgrad.engine.op import Op, UnsupportedModelError
+from rectgrad.engine.op import Op, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
 from rectgrad.engine.request import Request, mixes_samples
@@ -223,6 +224,40 @@ def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
 def channel_dim(op: Op, rank: int) -> int:
     """Channels are dimension 1 of what a convolution made, the last one of what a linear layer made."""
     return -1 if op.facts.channels_last else min(1, rank - 1)
+
+
+@contextlib.contextmanager
+def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trace]:
+    """Run a model with your own backward rules.
+
+    `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
+    `op.inputs`). Inside the context, calls that depend on a tensor requiring a gradient are recorded; the
+    rules act in every backward pass through them, inside the context or after it. Parameters get no
+    gradient. Yields the trace; printed, it is a table of the ops and the rule that each one used.
+
+        with rectgrad.propagate({"relu": lambda op, R: R.clamp(min=0)}) as trace:
+            model(x)[0, 281].backward()
+        print(trace)
+    """
+    _check_rules(rules)
+    recorder = BridgeRecorder(families=frozenset(rules))
+    recorder.state.rules = as_rules(rules)
+    with recorder:
+        yield recorder.trace
+    if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):
+        met = ", ".join(sorted({row.family or row.name for row in recorder.trace.rows})) or "nothing"
+        warnings.warn(f"no rule will act: none of {', '.join(rules)} was met, only {met}", stacklevel=3)
+
+
+def _check_rules(rules: Any) -> None:
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
+    known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
+    for family, rule in rules.items():
+        if family not in known:
+            raise ValueError(f"unknown op family {family!r}; families are {', '.join(sorted(known))}")
+        if not callable(rule):
+            raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")
 
 
 def unwrap(model: Any) -> tuple[Any, torch.device | None]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_facts, walk
-from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, as_rules, no_autocast, storage_id
+from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, no_autocast, storage_id
 from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
@@ -366,37 +365,3 @@ class BridgedPass(Pass):
 
 def unsupported(method: str, part: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{method} cannot explain this model: it contains {part}")
-
-
-@contextlib.contextmanager
-def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trace]:
-    """Run a model with your own backward rules.
-
-    `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
-    `op.inputs`). Inside the context, calls that depend on a tensor requiring a gradient are recorded; the
-    rules act in every backward pass through them, inside the context or after it. Parameters get no
-    gradient. Yields the trace; printed, it is a table of the ops and the rule that each one used.
-
-        with rectgrad.propagate({"relu": lambda op, R: R.clamp(min=0)}) as trace:
-            model(x)[0, 281].backward()
-        print(trace)
-    """
-    _check(rules)
-    recorder = BridgeRecorder(families=frozenset(rules))
-    recorder.state.rules = as_rules(rules)
-    with recorder:
-        yield recorder.trace
-    if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):
-        met = ", ".join(sorted({row.family or row.name for row in recorder.trace.rows})) or "nothing"
-        warnings.warn(f"no rule will act: none of {', '.join(rules)} was met, only {met}", stacklevel=3)
-
-
-def _check(rules: Any) -> None:
-    if not isinstance(rules, Mapping):
-        raise TypeError(f"rules must map op families to functions (op, R), not {rules!r}")
-    known = (set(ops.FAMILIES) - {"clamp"}) | ops.RECTIFIERS
-    for family, rule in rules.items():
-        if family not in known:
-            raise ValueError(f"unknown op family {family!r}; families are {', '.join(sorted(known))}")
-        if not callable(rule):
-            raise TypeError(f"the rule for {family!r} must be a function (op, R), not {rule!r}")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad import rules
-from rectgrad.api import attribute
-from rectgrad.engine.bridge import propagate
+from rectgrad.api import attribute, propagate
 from rectgrad.experiments.findings import Finding, Table
 from rectgrad.experiments.lab import Lab
 from rectgrad.models.cifar import CifarCNN
