@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
-from rectgrad.engine.backward import Maps, interrupted
+from rectgrad.engine.backward import Inputs, Maps, Pass, Plan, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.capture import Capture as Capture
 from rectgrad.engine.diagnose import warn
@@ -21,7 +21,7 @@ from rectgrad.engine.op import Op, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
 from rectgrad.engine.request import Request, mixes_samples
-from rectgrad.engine.target import narrow
+from rectgrad.engine.target import Target, narrow
 from rectgrad.engine.torch_private import (
     active_function_modes,
     inner_model,
@@ -32,6 +32,7 @@ from rectgrad.engine.torch_private import (
     restore_function_modes,
     saved_tensor_hooks,
     set_grad_enabled,
+    tensors_in,
 )
 from rectgrad.engine.trace import Trace, module_names
 from rectgrad.methods.catalog import as_method
@@ -39,18 +40,24 @@ from rectgrad.methods.method import Method
 
 T = TypeVar("T")
 
+Model = Callable[..., object]  # a module, or a function of the inputs
+Args = Sequence[object]  # further arguments of the model
+Kwargs = Mapping[str, object]
+OptionValue = float | str | bool | Tensor | tuple[Tensor, ...] | Method | None
+Rules = Mapping[str, Callable[[Op, Tensor], Tensor | tuple[Tensor | None, ...]]]
+
 
 def attribute(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Inputs,
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
     batch_size: int | None = None,
-    **options: Any,
-) -> Any:
+    **options: OptionValue,
+) -> Inputs:
     """What `model` looked at in `inputs`: a tensor of the same shape (a tuple for a tuple).
 
     method: a name in METHODS, with its options as keywords, or an instance. target: the class to explain, an
@@ -73,28 +80,45 @@ def attribute(
     return _given_back(preserved(request, maps), isinstance(inputs, tuple))
 
 
-class Record:
+class Record(Generic[Inputs]):
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
-    def __init__(self, request: Request, as_tuple: bool) -> None:
-        passed = request.recording(None)
+    def __init__(self, request: Request, as_tuple: bool, only: Method | None = None) -> None:
+        """only: the single method that will be asked for, so that the pass keeps what that one needs."""
+        self._only = only
+        passed = self._recorded(request)
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
         self._parts = [request]
-        if mixes_samples(request, passed):
+        if (only is None or only.per_sample) and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
-                part.passed = part.recording(None)
+                part.passed = self._recorded(part)
+
+    def _recorded(self, request: Request) -> Pass:
+        if self._only is None:
+            return request.recording(None)
+        one_pass = self._only.one_backward and self._only.runs_model
+        return request.recording(self._only if one_pass else Plan(), named=True)
+
+    def __repr__(self) -> str:
+        given, said = (_shapes(x) for x in (self._request.inputs, self.outputs))
+        name = getattr(self._request.model, "__name__", type(self._request.model).__name__)
+        device = self._request.inputs[0].device
+        return f"Record({name}, inputs {given}, outputs {said}, {len(self._trace.rows)} ops, {device})"
 
     @property
     def trace(self) -> Trace:
         """The ops of the last pass and the rule each one used; prints as a table."""
         return self._trace
 
-    def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
+    def attribute(
+        self, method: str | Method = "rectgrad", target: Target = None, **options: OptionValue
+    ) -> Inputs:
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         chosen = as_method(method, options)
+        assert self._only is None or chosen == self._only
         whole = self._request.asking(target)
 
         def maps() -> Maps:
@@ -115,9 +139,15 @@ class Record:
         return maps
 
 
+def _shapes(values: Any) -> str:
+    """The shapes of the tensors in a value, for a person."""
+    shapes = [" × ".join(map(str, x.shape)) or "scalar" for x in tensors_in(values)]
+    return ", ".join(shapes) or type(values).__name__
+
+
 def record(
-    model: Any, inputs: Any, *, forward_args: tuple = (), forward_kwargs: dict[str, Any] | None = None
-) -> Record:
+    model: Model, inputs: Inputs, *, forward_args: Args = (), forward_kwargs: Kwargs | None = None
+) -> Record[Inputs]:
     """Run the model once and keep the pass, for many methods or classes.
 
     Its memory is held as long as the record is.
@@ -125,26 +155,37 @@ def record(
         kept = rectgrad.record(model, images)
         kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
-    request = _request(model, inputs, None, forward_args, forward_kwargs)
+    return _kept(_request(model, inputs, None, forward_args, forward_kwargs), isinstance(inputs, tuple))
+
+
+def record_for(model: Model, inputs: Tensor, method: Method) -> Record[Tensor]:
+    """`record` for one known method: it costs no more than `attribute`, and further classes one backward pass
+    each. Its maps are those of `attribute` to the last bit."""
+    return _kept(_request(model, inputs, None, (), None), as_tuple=False, only=method)
+
+
+def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record[Any]:
     request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may modify theirs
 
-    def kept() -> Record:
+    def kept() -> Record[Any]:
+        if only is not None:
+            _refuse(request, only)
         _warn_training(request)
-        return Record(request, isinstance(inputs, tuple))
+        return Record(request, as_tuple, only)
 
     return preserved(request, kept)
 
 
 def capture(
-    model: Any,
-    example: Any,
+    model: Model,
+    example: Inputs,
     method: str | Method = "rectgrad",
     *,
-    target: Any = None,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Capture:
+    target: Target = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
+) -> Capture[Inputs]:
     """Prepare a model for many calls with inputs of the example's shape, type and device.
 
     On CUDA the forward and the backward pass become one CUDA graph, and the model's Python does not run
@@ -173,14 +214,14 @@ def capture(
 
 
 def layer_attributions(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Tensor | tuple[Tensor, ...],
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
 ) -> list[tuple[str, Tensor]]:
     """For every rectified activation, from the output to the input: (layer, a * R averaged over channels).
 
@@ -227,7 +268,7 @@ def channel_dim(op: Op, rank: int) -> int:
 
 
 @contextlib.contextmanager
-def propagate(rules: Mapping[str, Callable[[Op, Tensor], Any]]) -> Iterator[Trace]:
+def propagate(rules: Rules) -> Iterator[Trace]:
     """Run a model with your own backward rules.
 
     `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
@@ -277,7 +318,7 @@ def unwrap(model: Any) -> tuple[Any, torch.device | None]:
             return model, device
 
 
-def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
+def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | None) -> Request:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
@@ -285,7 +326,7 @@ def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
         _check_input(x, tensors[0])
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
-    if kwargs is not None and not isinstance(kwargs, dict):
+    if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
     if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it

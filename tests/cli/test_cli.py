@@ -20,7 +20,7 @@ import rectgrad
 from rectgrad import cli, photos
 from rectgrad.cli import COMMANDS
 from rectgrad.cli.progress import progress
-from rectgrad.explanation import Plan, explain
+from rectgrad.cli.run import Plan, explain_photos
 from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 from rectgrad.photos import files
@@ -70,6 +70,20 @@ def test_explain_writes_picture_record_and_map(run, tmp_path):
     inputs = model.prepare(model.crop(photos.read(cat)))[None]
     expected = rectgrad.attribute(model.module, inputs, "rectgrad", q=60)[0]
     assert np.allclose(np.load("results/cat.npy"), expected.numpy(), atol=1e-6)
+
+
+def test_specificity_is_in_the_record_and_printed(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    common = ("explain", cat, "--model", TINY, "--out", "r")
+    _, out, _ = run(*common, "--q", "60")
+    expected = rectgrad.explain(cat, TINY, q=60)
+    assert json.loads(Path("r/cat.json").read_text())["specificity"] == round(expected.specificity, 4)
+    assert expected.notes[0] in out
+    smooth = (*common, "--method", "smoothgrad", "--samples", "2")
+    _, out, _ = run(*smooth)
+    assert "Specificity –: not computed" in out
+    _, out, _ = run(*smooth, "--specificity", "--json")
+    assert 0 <= json.loads(out)["specificity"] <= 1
 
 
 def test_explain_follows_method_options_and_target(run, tmp_path):
@@ -394,7 +408,7 @@ def test_a_flood_of_mixed_files(tmp_path):
         results[source.name] = result
         memory.append(resident())
 
-    explain(plan, files.sources([str(folder)]), done)
+    explain_photos(plan, files.sources([str(folder)]), done)
     broken = sorted(name for name, result in results.items() if isinstance(result, Exception))
     assert broken == ["bad_cut", "bad_empty", "bad_head", "bad_png", "bad_text"]
     assert len(results) == 300
@@ -413,7 +427,7 @@ def test_a_photo_that_goes_away_meanwhile_stops_nothing(tmp_path):
         results.append(result)
         (tmp_path / "photos" / "p1.png").unlink(missing_ok=True)
 
-    assert explain(plan, files.sources([str(tmp_path / "photos")]), done) == 6
+    assert explain_photos(plan, files.sources([str(tmp_path / "photos")]), done) == 6
     assert not any(isinstance(result, Exception) for result in results)
 
 

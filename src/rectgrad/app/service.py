@@ -21,7 +21,6 @@ from rectgrad import photos
 from rectgrad.api import Record, layer_attributions, record
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
-from rectgrad.explanation import check_labels
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import Guess, ImageModel, load
@@ -131,7 +130,7 @@ class Service:
         prediction = Prediction(path, name, model_name, crop, (), digest)
         outputs = self._record(prediction).outputs
         scores = getattr(outputs, "logits", outputs)
-        check_labels(model, scores.shape[1])
+        model.check_labels(scores.shape[1])
         guesses = tuple(model.top(scores[0].float().cpu(), 5))
         return replace(prediction, guesses=guesses, classes=scores.shape[1])
 

@@ -13,7 +13,7 @@ import typer
 from rectgrad.cli import options as shared
 from rectgrad.cli.explain_ray import ModelSpec, explain_on_ray
 from rectgrad.cli.progress import progress
-from rectgrad.explanation import Plan, explain
+from rectgrad.cli.run import Plan, explain_photos
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
 
@@ -36,6 +36,9 @@ def explain_command(
     dark: shared.Dark = False,
     engine: Annotated[str, typer.Option(help="local, or ray: all cores, or a cluster.")] = "local",
     again: Annotated[bool, typer.Option("--again", help="Recompute existing results.")] = False,
+    specificity: Annotated[
+        bool, typer.Option("--specificity", help="Compute it also for methods that need many passes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per photo.")] = False,
     *,
     options: dict[str, Any],
@@ -64,10 +67,11 @@ def explain_command(
         dark,
         made_from,
         again,
+        specificity or None,
     )
     shared.prepare_output(out)
     run = (
-        explain
+        explain_photos
         if engine == "local"
         else functools.partial(_on_ray(engine), ModelSpec(model, weights, labels))
     )
@@ -81,7 +85,7 @@ def _on_ray(engine: str) -> Callable[..., int]:
 
 
 def explain_and_report(
-    plan: Plan, sources: list[Source], as_json: bool, run: Callable[..., int] = explain
+    plan: Plan, sources: list[Source], as_json: bool, run: Callable[..., int] = explain_photos
 ) -> int:
     """Explains the photos, prints the results and the unreadable files, and returns the exit status."""
     broken: list[str] = []
@@ -119,6 +123,8 @@ def _print_results(plan: Plan, results: list[dict[str, Any]], computed: int) -> 
     for result in results[:1] if len(results) == 1 else []:
         for candidate in result["top5"]:
             print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+        for note in result["notes"]:
+            print(note)
     existing = f", {len(results) - computed} of them earlier" if computed < len(results) else ""
     if len(results) > 1:
         print(f"{len(results)} photos explained{existing}")

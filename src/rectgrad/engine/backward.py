@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rectgrad.engine.request import Request
 
 Maps = tuple[Tensor, ...]
+Inputs = TypeVar("Inputs", bound=Tensor | Maps)  # a tuple of inputs gives a tuple of maps
 Observe = Callable[[Op, Tensor], None] | None
 OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
 

@@ -14,13 +14,13 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor
 
 from rectgrad.engine import target as targets
-from rectgrad.engine.backward import Maps, RecordedPass
+from rectgrad.engine.backward import Inputs, Maps, RecordedPass
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.engine.preserve import modules_in
 from rectgrad.engine.request import Request
@@ -102,7 +102,7 @@ def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
     return raw, request.answer, torch.stack(suspicions).any()
 
 
-class Capture:
+class Capture(Generic[Inputs]):
     """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
 
     def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Any]) -> None:
@@ -139,7 +139,7 @@ class Capture:
             why = "its control flow depends on values, or it waits for the device"
             raise UnsupportedModelError(f"{REFUSED}: {why} ({str(error).splitlines()[0]})") from error
 
-    def __call__(self, inputs: Any, target: Any = None) -> Any:
+    def __call__(self, inputs: Inputs, target: targets.Target = None) -> Inputs:
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         if not all(isinstance(x, Tensor) for x in tensors):
             return self._ordinary(inputs, target)  # which says what is wrong
@@ -153,7 +153,7 @@ class Capture:
         asked = fixed if target is None else target
         with contextlib.suppress(NeedsOrdinaryCallError), self._lock:
             maps = self._replayed(tensors, asked)
-            return maps if isinstance(inputs, tuple) else maps[0]
+            return maps if isinstance(inputs, tuple) else maps[0]  # type: ignore[return-value]
         return self._ordinary(inputs, asked)
 
     def _replayed(self, inputs: Maps, asked: Any) -> Maps:
@@ -186,12 +186,12 @@ class Capture:
 
     def check_replays(self) -> None:
         """An error unless replays agree with ordinary calls, on the example and on a changed one."""
-        example, target = self._request.inputs, self._request.target
+        example, target, replayed = self._request.inputs, self._request.target, cast(Any, self)
         for inputs in (example, tuple(0.5 * x.roll(1, 0) for x in example)) if self._graph else ():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 expected = self._ordinary(inputs, target)
-                difference = _difference(self(inputs), expected)
+                difference = _difference(replayed(inputs), expected)
                 # Kernels that do not repeat themselves move units across a threshold in any two calls.
                 repeats = _difference(self._ordinary(inputs, target), expected) if difference > 1e-5 else 0
             if difference > max(1e-5, 2 * repeats):

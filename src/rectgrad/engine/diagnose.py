@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -182,8 +183,15 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
     return again.trace.layer_of(found[0]) if found and again.trace is not None else "input"
 
 
+# Who collects the warnings of this thread, instead of raising them now.
+listening: ContextVar[list[str] | None] = ContextVar("listening", default=None)
+
+
 def warn(message: str) -> None:
     """A warning that points at the caller's line, however deep the library noticed."""
+    if (sentences := listening.get()) is not None:
+        sentences.append(message)
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rectgrad"):
         frame, level = frame.f_back, level + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Open:
 
 
 Scores = Callable[[Any], Tensor]
+Target = int | Sequence[int] | Tensor | Callable[..., Tensor] | None
 
 
 def resolve(target: Any, outputs: Any, n: int) -> Scores:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rectgrad.engine.op import Op
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_SCREEN = 18  # rows of a table that is not shown whole
 
 
 class Row(NamedTuple):
@@ -69,12 +70,25 @@ class Trace:
         rows = zip(self.rows, self.layers(), strict=True)
         return [layer for row, layer in rows if row.rule == "plain" and not row.linear]
 
-    def __str__(self) -> str:
+    def table(self, all: bool = False) -> str:
+        """One line for each call: op, layer, shape, rule. A long table is cut to a screenful unless `all`."""
         lines = [("op", "layer", "shape", "rule")]
         for row, layer in zip(self.rows, self.layers(), strict=True):
             lines.append((row.family or row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        drawn = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        return "\n".join(drawn if all or len(self.rows) <= _SCREEN else self._cut(drawn))
+
+    def _cut(self, drawn: list[str]) -> list[str]:
+        """The first and the last lines of a table, and how often each rule was used."""
+        first, last = _SCREEN * 2 // 3, _SCREEN // 3
+        more = f"... {len(self.rows) - first - last} more; trace.table(all=True) shows every call"
+        rules = Counter(row.rule for row in self.rows).most_common()
+        total = f"{len(self.rows)} calls: " + ", ".join(f"{count} {rule}" for rule, count in rules)
+        return [*drawn[: first + 1], more, *drawn[-last:], total]
+
+    def __str__(self) -> str:
+        return self.table()
 
     __repr__ = __str__
 

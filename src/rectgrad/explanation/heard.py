@@ -1,0 +1,19 @@
+"""The library's warnings while a picture is explained, for the result that they concern."""
+
+from __future__ import annotations
+
+from rectgrad.engine.diagnose import listening, warn
+
+
+class Heard:
+    """Collects the library's warnings inside a `with` block, in this thread, and raises them after it."""
+
+    def __enter__(self) -> Heard:
+        self.sentences: list[str] = []
+        self._token = listening.set(self.sentences)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        listening.reset(self._token)
+        for sentence in self.sentences:
+            warn(sentence)
