@@ -173,16 +173,20 @@ def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kern
     """On a GPU: a batch norm's scale goes into the weights of the convolution before it, if these are fewer
     numbers than its gradient; and the kernel of an activation applies the padding mask of the convolution
     before it. Both only if nobody else reads the result in between."""
-    readers = Graph.of_ops(root).readers
-    for op in readers:
-        source = op.sources[0] if op.sources else op
+    readers = [0] * len(ops)  # of an op's result, on the way to the score
+    readers[root.index] = 1
+    for op in reversed(ops[: root.index + 1]):
+        for source in op.sources if readers[op.index] else ():
+            readers[source.index] += 1
+    for op in (op for op in ops if readers[op.index] and op.sources):
+        source = op.sources[0]
         if op.family == "batch_norm" and type(op.linear) is Scale:
-            if len(readers[source]) == 1 and type(source.linear) is Conv and source.linear.merges(op.linear):
+            if readers[source.index] == 1 and type(source.linear) is Conv and source.linear.merges(op.linear):
                 facts_of(source).norm = op.linear
                 facts_of(op).merged = True
         elif "conv" in rules and op.family in RECTIFIERS and not op.facts.gate and len(op.shape) == 4:
-            if type(source.linear) is Scale and len(readers[source]) == 1:
+            if type(source.linear) is Scale and readers[source.index] == 1:
                 source = source.sources[0]
-            if type(source.linear) is Conv and len(readers[source]) == 1 and backend.masks(op.output):
+            if type(source.linear) is Conv and readers[source.index] == 1 and backend.masks(op.output):
                 facts_of(op).conv = source
                 facts_of(source).masked = True

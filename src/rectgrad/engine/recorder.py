@@ -200,12 +200,15 @@ class Recorder(ForwardMode):
         writes = spec.writes or inplace
         data: list[Tensor] = []
         slots = [value if type(value) in _CONSTANT else self._slot(value, data) for value in given]
-        options = {k: self._slot(v, data) for k, v in named.items()} if named else named
+        options = {k: v if type(v) in _CONSTANT else self._slot(v, data) for k, v in named.items()}
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
         op = Op(spec, spec.family or "", tuple(slots), options, self.state)
-        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
-        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
+        if len(data) == 1:  # nearly always, and a pass has hundreds of calls
+            op.input_shapes, op.sources = (data[0].shape,), (data[0]._rectgrad,)  # type: ignore[attr-defined]
+        else:
+            op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+            op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         self._check(op, data, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)
@@ -310,15 +313,18 @@ class Recorder(ForwardMode):
 
     def _check(self, op: Op, data: list[Tensor], writes: bool) -> None:
         """No call is linked whose meaning the bridge would see differently, or that other modes change."""
-        self._find_family(op)
+        name = op.name
         if transform_active():
             raise Refused(TRANSFORM)
-        name = op.name
+        if not torch.is_grad_enabled() or autocast_active() or dispatch_modes():
+            raise Unlinked(name)
+        if not writes and not op.kwargs and name in ops.SIMPLE:
+            return
+        self._find_family(op)
         hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
         trains = updates_statistics(op.spec, op.args, op.kwargs)
         first_written = not writes or (op.args and type(op.args[0]) is Slot)
-        disturbed = not torch.is_grad_enabled() or autocast_active() or dispatch_modes()
-        if not op.spec.own or hides or trains or "out" in op.kwargs or not first_written or disturbed:
+        if not op.spec.own or hides or trains or "out" in op.kwargs or not first_written:
             raise Unlinked(name)
         if writes:  # nobody else may see the tensor that is written
             storage = storage_id(data[0])

@@ -10,6 +10,7 @@ from rectgrad.ops.table import RECTIFIERS as RECTIFIERS
 from rectgrad.ops.table import REFINED as REFINED
 from rectgrad.ops.table import ROUTING as ROUTING
 from rectgrad.ops.table import SIGN_KEEPING as SIGN_KEEPING
+from rectgrad.ops.table import SIMPLE as SIMPLE
 from rectgrad.ops.table import UNLINKABLE as UNLINKABLE
 from rectgrad.ops.table import Spec as Spec
 from rectgrad.ops.table import Table as Table

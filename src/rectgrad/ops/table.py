@@ -104,6 +104,10 @@ UNLINKABLE = frozenset(
     "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
     "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
 )
+# Calls of one meaning, whatever their arguments: nothing about them has to be checked.
+SIMPLE = frozenset(
+    "conv1d conv2d conv3d linear relu max_pool2d avg_pool2d adaptive_avg_pool2d flatten".split()
+)
 # New tensors from a tensor's shape and type alone.
 NEW_TENSORS = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
