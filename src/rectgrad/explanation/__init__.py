@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import Model, OptionValue, record_for
+from rectgrad.api import Model, OptionValue, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -22,7 +22,6 @@ from rectgrad.explanation.recorded import answers, explain_record
 from rectgrad.explanation.result import Explanation, named
 from rectgrad.explanation.trust import Specificity, recommended, specificity
 from rectgrad.methods import Method
-from rectgrad.methods.catalog import as_method
 from rectgrad.models import Guess, ImageModel
 
 __all__ = [
@@ -115,10 +114,10 @@ def explain(
         rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
     """
     network = Network.of(model, prepare, labels, device)
-    chosen = as_method(method if method is not None else recommended("where"), options)
+    asked = chosen(method if method is not None else recommended("where"), options)
     pictures, several = _pictures(image)
     prepared = [network.prepared(picture) for picture in pictures]
-    found = explain_prepared(network, prepared, chosen, target, batch_size, specificity)
+    found = explain_prepared(network, prepared, asked, target, batch_size, specificity)
     return found if several else found[0]
 
 
@@ -146,13 +145,13 @@ def explain_prepared(
     """`explain` for pictures that are ready for the network."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
-    n, asked = len(prepared), _indices_of(network, target, len(prepared))
+    n, wanted = len(prepared), _indices_of(network, target, len(prepared))
     found: list[Explanation] = []
     for batch in _batches(prepared, batch_size):
         start, stop = len(found), len(found) + len(batch)
         whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
         own = method.rows(start, stop, (whole,)) if len(batch) < n else method
-        found += _explained(network, batch, own, targets.narrow(asked, start, stop, n), specificity)
+        found += _explained(network, batch, own, targets.narrow(wanted, start, stop, n), specificity)
     return found
 
 
