@@ -2,7 +2,7 @@
 # Each sets up .venv the first time and repeats quickly.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e
+PIP = PIP_RETRIES=1 $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e
 NO_NETWORK = { echo "The packages could not be installed: see pip's message above. If there is no network access, \
 run this again with it, or make pip use a folder or mirror: PIP_FIND_LINKS, PIP_INDEX_URL." >&2; exit 1; }
 

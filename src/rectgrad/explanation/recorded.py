@@ -33,9 +33,7 @@ def explain_record(
 ) -> list[Explanation]:
     """The explanations of a recorded batch. Several methods or classes share one forward pass this way."""
     with Heard() as heard:
-        found = answers(recorded, network, batch, method, target, specificity, heard)
-    heard.raise_again()
-    return found
+        return answers(recorded, network, batch, method, target, specificity, heard)
 
 
 def answers(
