@@ -13,7 +13,7 @@ class Heard:
         self._token = listening.set(self.sentences)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         listening.reset(self._token)
-        for sentence in self.sentences:
+        for sentence in self.sentences if kind is None else ():
             warn(sentence)
