@@ -96,7 +96,7 @@ class ImageModel:
 
     def find_class(self, query: str | SupportsIndex) -> int:
         """The index of a class, given as an index, a name or a unique part of a name; case is ignored."""
-        return classes.find(self._names(), query)
+        return classes.find(self.names(), query)
 
     def top(self, scores: Tensor, k: int = 5) -> list[Guess]:
         """The k classes with the largest scores (logits) of one picture, largest first."""
@@ -114,7 +114,8 @@ class ImageModel:
         """The display name of a class; "class 7" if it is unknown."""
         return self.labels[index] if index < len(self.labels) else f"class {index}"
 
-    def _names(self) -> Sequence[Sequence[str]]:
+    def names(self) -> Sequence[Sequence[str]]:
+        """All names of each class, the display name first."""
         if len(self.synonyms) != len(self.labels):
             return [[label] for label in self.labels]
         return [[label, *others] for label, others in zip(self.labels, self.synonyms, strict=True)]
