@@ -41,7 +41,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(*arguments: str, code: str = "from rectgrad.cli import main; main()") -> Iterator[Served]:
-    """`rectgrad app` in a process of its own, ended by Ctrl-C. `code` may change something before it starts."""
+    """`rectgrad app` in a process of its own, ended by Ctrl-C. `code` may change something before."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -129,8 +129,10 @@ def browser() -> Iterator:
 
 
 def page_of(opened, url: str, width: int = 1440, height: int = 900, dark: bool = False, link: str = ""):
-    """A page, with the sample photo or what the link says. The policy against foreign scripts is off: playwright
-    evaluates its conditions as strings."""
+    """A page, with the sample photo or what the link says.
+
+    The policy against foreign scripts is off: playwright evaluates its conditions as strings.
+    """
     scheme = "dark" if dark else "light"
     context = opened.new_context(
         viewport={"width": width, "height": height},
@@ -182,7 +184,8 @@ def choose(page, control: str, text: str) -> None:
     page.click(control)
     page.fill(control, text)
     page.wait_for_function(
-        """([list, text]) => document.querySelector(list + ' .active')?.innerText.toLowerCase().includes(text)""",
+        """([list, text]) => document.querySelector(list + ' .active')?.innerText.toLowerCase()
+        .includes(text)""",
         arg=[f"{control}-list", text.lower()],
     )
     page.keyboard.press("Enter")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rectgrad.engine.capture import StaleCaptureError as StaleCaptureError
     from rectgrad.engine.op import UnsupportedModelError as UnsupportedModelError
     from rectgrad.engine.target import contrast as contrast
+    from rectgrad.explanation import Explanation as Explanation
+    from rectgrad.explanation import explain as explain
+    from rectgrad.explanation import recommended as recommended
     from rectgrad.methods import METHODS as METHODS
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
@@ -41,6 +44,7 @@ _HOME = {
     "engine.capture": ("StaleCaptureError",),
     "engine.op": ("UnsupportedModelError",),
     "engine.target": ("contrast",),
+    "explanation": ("Explanation", "explain", "recommended"),
     "methods": (
         "METHODS",
         "Deconv",

@@ -20,7 +20,7 @@ from rectgrad.engine.diagnose import warn
 from rectgrad.engine.op import Op, UnsupportedModelError
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
-from rectgrad.engine.request import Plan, Request, mixes_samples
+from rectgrad.engine.request import NO_RULES, Pass, Plan, Request, mixes_samples
 from rectgrad.engine.target import narrow
 from rectgrad.engine.torch_private import (
     active_function_modes,
@@ -76,16 +76,25 @@ def attribute(
 class Record:
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
-    def __init__(self, request: Request, as_tuple: bool) -> None:
-        passed = request.recording(ANY_METHOD, whole=True)
+    def __init__(self, request: Request, as_tuple: bool, only: Method | None = None) -> None:
+        """only: the single method that will be asked for, so that the pass keeps what that one needs."""
+        self._only = only
+        passed = self._recorded(request)
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
         self._parts = [request]
-        if request.n > 1 and mixes_samples(request, passed):
+        splits = only is None or only.per_sample
+        if splits and request.n > 1 and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
-                part.passed = part.recording(ANY_METHOD, whole=True)
+                part.passed = self._recorded(part)
+
+    def _recorded(self, request: Request) -> Pass:
+        if self._only is None:
+            return request.recording(ANY_METHOD, whole=True)
+        one_pass = self._only.one_backward and self._only.runs_model
+        return request.recording(Plan.of(self._only) if one_pass else NO_RULES, named=True)
 
     @property
     def trace(self) -> Trace:
@@ -95,6 +104,7 @@ class Record:
     def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         chosen = as_method(method, options)
+        assert self._only is None or chosen == self._only
         whole = self._request.asking(target)
 
         def maps() -> Maps:
@@ -128,12 +138,23 @@ def record(
         kept = rectgrad.record(model, images)
         kept.attribute("rectgrad", target=281), kept.attribute("guided_backprop", target=285)
     """
-    request = _request(model, inputs, None, forward_args, forward_kwargs)
+    return _kept(_request(model, inputs, None, forward_args, forward_kwargs), isinstance(inputs, tuple))
+
+
+def record_for(model: Any, inputs: Tensor, method: Method) -> Record:
+    """`record` for one known method: it costs no more than `attribute`, and further classes one backward pass
+    each. Its maps are those of `attribute` to the last bit."""
+    return _kept(_request(model, inputs, None, (), None), as_tuple=False, only=method)
+
+
+def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record:
     request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may modify theirs
 
     def kept() -> Record:
+        if only is not None:
+            _refuse(request, only)
         _warn_training(request)
-        return Record(request, isinstance(inputs, tuple))
+        return Record(request, as_tuple, only)
 
     return preserved(request, kept)
 

@@ -23,9 +23,6 @@ pytestmark = [
     ),
     pytest.mark.xdist_group("explorer"),
 ]
-WHOLE = (
-    "photo header, #target, #method, #q, .panel[data-method=photo] .view, .panel[data-method=rectgrad] .view"
-)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +115,9 @@ def test_a_walk_through(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.glob("*.png"))
     made = runpy.run_path(str(lines))["maps"]
-    assert all(np.array_equal(made[name].numpy(), expected.numpy()) for name, expected in wanted.items())
+    assert all(np.array_equal(made[name].numpy(), expected[0].numpy()) for name, expected in wanted.items())
     saved = set(tmp_path.glob("*.png")) - before
-    assert saved
+    assert {path.name for path in saved} == {f"chelsea-{name}.png" for name in wanted}
     assert errors == []
 
 
@@ -203,14 +200,18 @@ def test_the_list_of_classes_is_searched_by_typing(page):
     page.keyboard.type("cat", delay=20)
     page.wait_for_function("document.querySelector('#target-list .active')?.innerText.includes('cat')")
     page.wait_for_function("document.querySelectorAll('#target-list [role=option]').length > 10")
-    found = page.eval_on_selector_all("#target-list li", "all => all.map(each => each.firstChild.textContent)")
+    found = page.eval_on_selector_all(
+        "#target-list li", "all => all.map(each => each.firstChild.textContent)"
+    )
     assert found[0] == "Egyptian cat"
     assert found.index("tiger cat") < found.index("tabby") < found.index("oystercatcher")
     page.keyboard.press("ArrowDown")
     active = page.get_attribute("#target", "aria-activedescendant")
     assert page.inner_text(f"#{active}").startswith(found[1])
     page.keyboard.press("Enter")
-    page.wait_for_function("name => document.querySelector('#question').innerText.includes(name)", arg=found[1])
+    page.wait_for_function(
+        "name => document.querySelector('#question').innerText.includes(name)", arg=found[1]
+    )
     page.focus("#target")
     page.keyboard.press("Control+a")
     page.keyboard.type("zzz")
@@ -249,7 +250,9 @@ def test_a_link_restores_the_view(page, opened, url):
     page.click("#link")
     link = page.evaluate("navigator.clipboard.readText()")
     assert link == page.url
-    shown = [explorer.pixels(page, f".panel[data-method={name}] canvas.map") for name in ("rectgrad", "saliency")]
+    shown = [
+        explorer.pixels(page, f".panel[data-method={name}] canvas.map") for name in ("rectgrad", "saliency")
+    ]
 
     other = explorer.page_of(opened, url, link=link.removeprefix(url + "/"))
     explorer.ready(other, 2)
@@ -289,7 +292,9 @@ def test_a_link_to_an_upload_asks_for_the_photo_and_keeps_the_settings(page, ope
 
 
 def transforms(page) -> list[str]:
-    return page.eval_on_selector_all(".panel:not([hidden]) .layers", "all => all.map(each => each.style.transform)")
+    return page.eval_on_selector_all(
+        ".panel:not([hidden]) .layers", "all => all.map(each => each.style.transform)"
+    )
 
 
 def test_photo_and_map_are_enlarged_and_move_together(page):
@@ -312,9 +317,9 @@ def test_photo_and_map_are_enlarged_and_move_together(page):
     first, second = transforms(page)
     assert first == second
     assert "scale(2.71" in first
-    assert f"translate({100 * 50 / box['width']:.1f}" in first[:20] or "translate(" in first
+    shift = float(first.removeprefix("translate(").split("%")[0])
+    assert shift == pytest.approx(100 * 50 / box["width"], abs=0.5)
     assert page.is_visible("#q")  # the threshold stays at hand
-    explorer.changed(page, lambda: page.click("#show-map"), "saliency") if False else page.click("#show-map")
     page.keyboard.press("Escape")
     assert page.locator(".panel:visible").count() == 3
     assert transforms(page)[0].endswith("scale(1)")
@@ -340,7 +345,9 @@ def test_stale_requests_are_dropped(page):
           slider.value = q; slider.dispatchEvent(new Event('input', { bubbles: true }));
         } }"""
     )
-    page.wait_for_function("document.querySelector('.panel[data-method=rectgrad] .settings').innerText === 'q=79'")
+    page.wait_for_function(
+        "document.querySelector('.panel[data-method=rectgrad] .settings').innerText === 'q=79'"
+    )
     page.wait_for_timeout(1500)
     assert 2 <= len(sent) <= 4  # the first and the last move, not all twenty
 
@@ -349,7 +356,7 @@ def test_a_slow_map_shows_its_progress_and_is_cancelled(page):
     explorer.ready(page)
     check(page, "smoothgrad")
     page.wait_for_function(
-        "/^\\\\d+ of 50$/.test(document.querySelector('.panel[data-method=smoothgrad] .time').innerText)"
+        r"/^\d+ of 50$/.test(document.querySelector('.panel[data-method=smoothgrad] .time').innerText)"
     )
     assert page.is_visible(".panel[data-method=smoothgrad] progress")
     assert page.inner_text(".panel[data-method=rectgrad] .trust b").startswith("Specificity")  # long since

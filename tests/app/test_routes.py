@@ -15,7 +15,6 @@ from PIL import Image
 
 import explorer
 import rectgrad
-from rectgrad.app.query import Query
 from rectgrad.app.service import Service
 from rectgrad.models import load
 from rectgrad.photos import files
@@ -106,11 +105,17 @@ def test_a_photo_is_named_by_an_id_that_the_session_was_given(served, client):
     for photo in ("folder:1", "folder:-1", "folder:", "sample:chelsea", "upload:0", "given.png", ""):
         assert client.http.post("/api/open", json={"photo": photo, "model": "cifar10_cnn"}).status_code == 404
     assert client.open("folder:0").json()["name"] == "given.png"
-    assert client.http.post("/api/open", json={"photo": "folder:0", "model": "own.py:make"}).status_code == 400
+    assert (
+        client.http.post("/api/open", json={"photo": "folder:0", "model": "own.py:make"}).status_code == 400
+    )
 
 
 def test_an_upload_cannot_choose_where_it_is_stored(client):
-    for name in ("../../../../tmp/rectgrad-escaped.png", "..\\..\\rectgrad-escaped.png", "/tmp/rectgrad-escaped.png"):
+    for name in (
+        "../../../../tmp/rectgrad-escaped.png",
+        "..\\..\\rectgrad-escaped.png",
+        "/tmp/rectgrad-escaped.png",
+    ):
         assert client.upload(png_of(1), name).is_success
         assert client.open().json()["name"] == "rectgrad-escaped.png"
     assert not Path("/tmp/rectgrad-escaped.png").exists()
@@ -163,7 +168,9 @@ def visit(url: str, seed: int, wrong: list[str]) -> None:
             own = picture.convert("RGB")
         model = load("cifar10_cnn")
         x = model.prepare(model.crop(own)).unsqueeze(0)
-        expected = {name: rectgrad.attribute(model.module, x, name)[0].numpy() for name in ("rectgrad", "saliency")}
+        expected = {
+            name: rectgrad.attribute(model.module, x, name)[0].numpy() for name in ("rectgrad", "saliency")
+        }
         for _ in range(3):
             client.upload(content)
             client.open()
@@ -286,7 +293,9 @@ def test_a_page_that_leaves_stops_what_it_asked_for(served):
     leaving = explorer.Client(served.url)
     leaving.upload(png_of(5))
     leaving.open()
-    with leaving.http.stream("POST", "/api/maps", json=leaving.view("integrated_gradients", options=SLOW)) as answer:
+    with leaving.http.stream(
+        "POST", "/api/maps", json=leaving.view("integrated_gradients", options=SLOW)
+    ) as answer:
         next(answer.iter_bytes())
     leaving.close()
     deadline = time.monotonic() + 30
@@ -305,7 +314,9 @@ def test_a_slow_map_that_the_newer_request_wants_too_goes_on(served, client):
     assert [each["method"] for each in newer if each["kind"] == "map"] == ["rectgrad", "integrated_gradients"]
     assert "map" not in [each["kind"] for each in older]
     assert stops(served) == before
-    first = next(each for each in newer if each["kind"] == "progress" and each["method"] == "integrated_gradients")
+    first = next(
+        each for each in newer if each["kind"] == "progress" and each["method"] == "integrated_gradients"
+    )
     assert first["done"] >= max(each["done"] for each in older if each["kind"] == "progress")
 
 

@@ -92,7 +92,9 @@ def test_a_map_takes_a_bounded_number_of_passes():
 @pytest.mark.parametrize("name", METHODS)
 def test_maps_are_those_of_attribute_bit_for_bit(service, seen, name):
     asked = Query((name,), {}, target=3, versus=5)
-    expected = rectgrad.attribute(load("cifar10_cnn").module, service.inputs(seen), name, rectgrad.contrast(3, 5))
+    expected = rectgrad.attribute(
+        load("cifar10_cnn").module, service.inputs(seen), name, rectgrad.contrast(3, 5)
+    )
     assert np.array_equal(service.maps(seen, asked)[name].values, expected[0].numpy())
 
 
@@ -176,7 +178,9 @@ def test_the_search_lists_cats_before_oystercatchers():
     names = load("efficientnet_lite0").names()
     found = [names[i][0] for i in rectgrad.models.classes.search(names, "cat")]
     cats = ["Egyptian cat", "Madagascar cat", "Persian cat", "Siamese cat", "tiger cat"]
-    assert [name for name in found[:8] if name in cats] == [name for name in found[:8] if "cat" in name.split()]
+    assert [name for name in found[:8] if name in cats] == [
+        name for name in found[:8] if "cat" in name.split()
+    ]
     assert set(cats) & set(found[:6])
     assert "tabby" in found  # by its other name
     assert found.index("tabby") < found.index("oystercatcher")
@@ -200,6 +204,7 @@ def test_the_python_lines_say_what_was_moved(seen):
     )
     assert "load('cifar10_cnn', weights='w.pt')" in lines
     assert f"'rectgrad', target={seen.top}, q=90.0" in lines
+    assert ".save(" in lines
     assert "'smoothgrad', target=" in lines
     assert "over='rectgrad'" in lines
 

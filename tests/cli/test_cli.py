@@ -20,7 +20,7 @@ import rectgrad
 from rectgrad import cli, photos
 from rectgrad.cli import COMMANDS
 from rectgrad.cli.progress import progress
-from rectgrad.explanation import Plan, explain
+from rectgrad.cli.run import Plan, explain_photos
 from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
 from rectgrad.photos import files
@@ -394,7 +394,7 @@ def test_a_flood_of_mixed_files(tmp_path):
         results[source.name] = result
         memory.append(resident())
 
-    explain(plan, files.sources([str(folder)]), done)
+    explain_photos(plan, files.sources([str(folder)]), done)
     broken = sorted(name for name, result in results.items() if isinstance(result, Exception))
     assert broken == ["bad_cut", "bad_empty", "bad_head", "bad_png", "bad_text"]
     assert len(results) == 300
@@ -413,7 +413,7 @@ def test_a_photo_that_goes_away_meanwhile_stops_nothing(tmp_path):
         results.append(result)
         (tmp_path / "photos" / "p1.png").unlink(missing_ok=True)
 
-    assert explain(plan, files.sources([str(tmp_path / "photos")]), done) == 6
+    assert explain_photos(plan, files.sources([str(tmp_path / "photos")]), done) == 6
     assert not any(isinstance(result, Exception) for result in results)
 
 

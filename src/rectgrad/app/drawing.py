@@ -16,7 +16,7 @@ from PIL import Image
 
 from rectgrad import image
 from rectgrad.app.query import Query
-from rectgrad.app.service import Map, Prediction
+from rectgrad.explanation import Explanation
 from rectgrad.methods.catalog import METHODS, describe
 
 FULL = 32767  # the largest value of a map, as the page receives it
@@ -30,8 +30,8 @@ def plane(name: str, values: np.ndarray, query: Query) -> np.ndarray:
 
 
 def packed(flat: np.ndarray) -> tuple[dict[str, Any], bytes]:
-    """A map for the page: its size, its largest value and whether it is signed; and its capped values as 16-bit
-    integers, little-endian, row by row."""
+    """A map for the page: its size, its largest value and whether it is signed; and its capped values as
+    16-bit integers, little-endian, row by row."""
     capped, limit = image.cap(flat)
     scaled = capped / limit if limit > 0 else capped
     described = {
@@ -67,12 +67,17 @@ def picture(flat: np.ndarray, crop: Image.Image, query: Query) -> Image.Image:
     return image.colour(flat, scheme)
 
 
-def sheet(prediction: Prediction, results: dict[str, Map], query: Query, caption: str) -> Image.Image:
-    """The picture to download."""
-    chosen = query.configured()
-    height = prediction.crop.height * max(1, round(448 / prediction.crop.height))
-    panels = [image.Panel(prediction.crop, "photo", smooth=True)]
-    for name, found in results.items():
-        drawn = picture(plane(name, found.values, query), prediction.crop, query)
-        panels.append(image.Panel(drawn, describe(chosen[name])))
-    return image.sheet([panels], caption, cell=height, dark=query.dark)
+def sheet(found: list[Explanation], query: Query) -> Image.Image:
+    """The picture to download: that of the explanation. For several, or in chosen colours: the photo and the
+    maps as the page shows them."""
+    if len(found) == 1 and query.colours == "auto" and not query.final_threshold:
+        return found[0].show(dark=query.dark)
+    crop = found[0].photo
+    assert crop is not None
+    panels, notes = [image.Panel(crop, "photo", smooth=True)], []
+    for name, each in zip(query.methods, found, strict=True):
+        drawn = picture(plane(name, each.map.float().numpy(), query), crop, query)
+        panels.append(image.Panel(drawn, describe(each.method)))
+        notes += [f"{describe(each.method)}: {note}" for note in each.notes]
+    height = crop.height * max(1, round(448 / crop.height))
+    return image.sheet([panels], found[0].caption, cell=height, dark=query.dark, notes=notes)

@@ -1,5 +1,7 @@
-"""What the explorer answers. A page names photos by the ids that it was given, models and methods by their listed
-names, and options by their values: no path and no address that it sends is ever opened.
+"""What the explorer answers.
+
+A page names photos by the ids that it was given, models and methods by their listed names, and options by
+their values: no path and no address that it sends is ever opened.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,16 +28,14 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware.base import RequestResponseEndpoint
 
-from rectgrad import image, photos
-from rectgrad.app import controls, drawing, script, streams
+from rectgrad import image
+from rectgrad.app import controls, drawing, heard, script, streams
 from rectgrad.app.folder import ALL, Folder
 from rectgrad.app.query import Query
 from rectgrad.app.server import LOCAL, TemporaryFolder
 from rectgrad.app.service import QS, Prediction, Service
 from rectgrad.app.sessions import Photo, Session, Sessions
 from rectgrad.app.work import Work
-from rectgrad.engine.target import contrast
-from rectgrad.methods.catalog import METHODS
 from rectgrad.models import ModelUnavailableError
 from rectgrad.photos import files
 
@@ -107,6 +108,7 @@ class Explorer:
     """The state behind the routes: who is looking, at what, and what is being computed."""
 
     def __init__(self, service: Service, temporary: TemporaryFolder, folder: Folder | None = None) -> None:
+        heard.listen()
         self.service, self.temporary, self.folder = service, temporary, folder
         self.work = Work()
         self.sessions = Sessions(service.release)
@@ -153,19 +155,13 @@ class Explorer:
         known = session.predictions.get((given.photo, given.model))
         return known or (await self.opened(session, given))[0]
 
-    async def compute(self, key: Any, compute: Callable[[], T]) -> T:
-        """Something fast, by the thread for fast things."""
-        task = self.work.join(key, compute, slow=False)
+    async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
+        """The result of a computation; it is stopped if the caller is."""
+        task = self.work.join(key, compute, slow)
         try:
             return await asyncio.shield(asyncio.wrap_future(task.future))
         finally:
             self.work.leave(task)
-
-    def caption(self, prediction: Prediction, query: Query) -> str:
-        model, target = self.service.model(prediction.model), query.resolve_target(prediction.top)
-        if isinstance(target, contrast):
-            return f"Why {model.label(target.a)} rather than {model.label(target.b)}?"
-        return f"Why {model.label(target)}?"
 
 
 def _samples() -> list[files.Source]:
@@ -354,25 +350,22 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
     service = explorer.service
     if kind == "py":
         return script.lines(prediction, query, service.load_arguments(prediction.model)).encode()
-    target, results = query.resolve_target(prediction.top), {}
-    for name, method in query.configured().items():
-        key = service.key(prediction, method, target)
-        task = explorer.work.join(
-            key,
-            lambda method=method: service.map(prediction, method, target),  # type: ignore[misc]
-            service.is_slow(prediction, method, target),
-        )
-        try:
-            results[name] = await asyncio.shield(asyncio.wrap_future(task.future))
-        finally:
-            explorer.work.leave(task)
+    target, results = query.resolve_target(prediction.top), []
+    for method in query.configured().values():
+        # What is known of a slow map is enough for its picture.
+        ready = service.has_specificity(prediction, method, target)
+        whole = kind == "png" and (ready or not controls.is_slow(method))
+        compute = service.measured if whole else service.map
+        slow = service.is_slow(prediction, method, target)
+        key = (compute.__name__, service.key(prediction, method, target))
+        found: Any = await explorer.compute(key, partial(compute, prediction, method, target), slow)
+        results.append(found if whole else found.explanation)
     stream = io.BytesIO()
     if kind == "npz":
-        arrays = {name: found.values for name, found in results.items()}
-        np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)  # type: ignore[arg-type]
+        arrays = {name: each.map.float().numpy() for name, each in zip(query.methods, results, strict=True)}
+        np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)
     else:
-        drawn = drawing.sheet(prediction, results, query, explorer.caption(prediction, query))
-        drawn.save(stream, format="PNG", compress_level=3)
+        drawing.sheet(results, query).save(stream, format="PNG", compress_level=3)
     return stream.getvalue()
 
 

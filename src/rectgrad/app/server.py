@@ -124,6 +124,8 @@ def serve(app: FastAPI, opened: socket.socket, url: str, browser: bool) -> None:
             if browser:
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none")
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none"
+    )
     with opened:
         Server(config).run(sockets=[opened])

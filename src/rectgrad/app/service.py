@@ -19,9 +19,11 @@ from rectgrad import photos
 from rectgrad.api import Record, layer_attributions, record
 from rectgrad.app import controls, work
 from rectgrad.app.cache import Cache
+from rectgrad.app.heard import HeardHere
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
-from rectgrad.explanation import check_labels
+from rectgrad.explanation import Explanation, Network
+from rectgrad.explanation.recorded import answers, measured
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import MODELS, Guess, ImageModel, classes, load
@@ -47,11 +49,15 @@ class Prediction:
 
 
 class Map(NamedTuple):
-    """The map of one method, and the time it took (without the forward pass if that was recorded)."""
+    """The explanation by one method, and its time (without the forward pass if that was recorded)."""
 
-    values: np.ndarray  # (3, H, W)
+    explanation: Explanation
     seconds: float
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> np.ndarray:
+        """(3, H, W)"""
+        return self.explanation.map.float().numpy()
 
 
 class Service:
@@ -68,6 +74,7 @@ class Service:
         self._predictions: Cache[Prediction] = Cache(64)
         self._records: Cache[Record] = Cache(3)
         self._maps: Cache[Map] = Cache(24)
+        self._measured: Cache[Explanation] = Cache(24)
         self._sparsities: Cache[float] = Cache(100)
 
     def _ready(self, model: ImageModel) -> ImageModel:
@@ -116,7 +123,7 @@ class Service:
             model = self.model(opened.model)
             outputs = self._record(opened).outputs
             scores = getattr(outputs, "logits", outputs)
-            check_labels(model, scores.shape[1])
+            model.check_labels(scores.shape[1])
             guesses = tuple(model.top(scores[0].float().cpu(), 5))
             return replace(opened, guesses=guesses, classes=scores.shape[1])
 
@@ -152,13 +159,29 @@ class Service:
         return controls.is_slow(method) and self.key(prediction, method, target) not in self._maps
 
     def map(self, prediction: Prediction, method: Method, target: Any) -> Map:
+        """The map of a method; its specificity is computed when it is asked for."""
+
         def compute() -> Map:
-            recorded = self._record(prediction)
+            recorded, batch = self._record(prediction), [self._network(prediction).from_crop(prediction.crop)]
             started = time.perf_counter()
-            values = recorded.attribute(method, target)[0].float().cpu().numpy()
-            return Map(values, time.perf_counter() - started)
+            with HeardHere() as heard:
+                found = answers(recorded, self._network(prediction), batch, method, target, False, heard)
+            return Map(found[0], time.perf_counter() - started)
 
         return self._maps.get(self.key(prediction, method, target), compute)
+
+    def measured(self, prediction: Prediction, method: Method, target: Any) -> Explanation:
+        """The explanation with its specificity, which takes a second map."""
+
+        def compute() -> Explanation:
+            with HeardHere():  # a zero map of the other class is expected
+                explanation = self.map(prediction, method, target).explanation
+                return measured(self._record(prediction), explanation, target)
+
+        return self._measured.get(self.key(prediction, method, target), compute)
+
+    def has_specificity(self, prediction: Prediction, method: Method, target: Any) -> bool:
+        return self.key(prediction, method, target) in self._measured
 
     def maps(self, prediction: Prediction, query: Query) -> dict[str, Map]:
         target = query.resolve_target(prediction.top)
@@ -191,9 +214,12 @@ class Service:
     def release(self, digest: str) -> None:
         """Frees the memory of a photo that no session uses any more."""
         self._records.discard(lambda key: key == digest)
-        for cache in (self._maps, self._predictions, self._sparsities):
+        for cache in (self._maps, self._measured, self._predictions, self._sparsities):
             cache.discard(lambda key: key[0] == digest)
         _trim()
+
+    def _network(self, prediction: Prediction) -> Network:
+        return Network.of(self.model(prediction.model))
 
     def _record(self, prediction: Prediction) -> Record:
         compute = lambda: record(self.model(prediction.model).module, self.inputs(prediction))  # noqa: E731

@@ -16,6 +16,8 @@ from rectgrad.app.query import Query
 from rectgrad.app.service import QS, Prediction, Service
 from rectgrad.app.sessions import Request
 from rectgrad.app.work import Task, Work
+from rectgrad.explanation import Explanation, recommended
+from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import describe, name_of
 
@@ -23,14 +25,17 @@ REST = 0.15  # seconds without a newer request, after which the specificity is c
 TICK = 0.25  # seconds between two reports of progress
 
 
-class Replaced(Exception):
+class ReplacedError(Exception):
     """A newer request of the same page came."""
 
 
 @dataclass
 class Wanted:
-    """The maps of a request. `have`, `known`: methods whose maps and specificities the page has. `measure`: slow
-    methods whose specificity was asked for."""
+    """The maps of a request.
+
+    `have`, `known`: methods whose maps and specificities the page has. `measure`: slow methods whose
+    specificity was asked for.
+    """
 
     service: Service
     prediction: Prediction
@@ -78,12 +83,12 @@ class Waiting:
         return task
 
     async def rest(self, seconds: float) -> None:
-        """Waits; raises `Replaced` if a newer request comes meanwhile."""
+        """Waits; raises `ReplacedError` if a newer request comes meanwhile."""
         try:
             await asyncio.wait_for(self.request.replaced.wait(), seconds)
         except (TimeoutError, asyncio.TimeoutError):
             return
-        raise Replaced
+        raise ReplacedError
 
     async def result(self, task: Task) -> AsyncIterator[Any]:
         """Yields the number of inputs evaluated so far, again and again; at last ("result", value)."""
@@ -93,7 +98,7 @@ class Waiting:
             while not future.done():
                 await asyncio.wait({future, replaced}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
                 if self.request.replaced.is_set():
-                    raise Replaced
+                    raise ReplacedError
                 if not future.done():
                     yield task.done
             yield "result", future.result()
@@ -104,6 +109,7 @@ class Waiting:
 
 
 async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[bytes]:
+    """Fast maps, their specificities, and then the slow maps one by one."""
     missing = wanted.missing()
     with Waiting(work, request) as waiting:
         # A slow map that an older request of this page started goes on: it is joined before that one leaves.
@@ -112,22 +118,22 @@ async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[by
             for name, method in missing
             if not wanted.slow(method) or work.running(wanted.key(method))
         }
-        measured = False
+        slow = [(name, method) for name, method in wanted.methods.items() if wanted.slow(method)]
         try:
             for name, method in missing:
-                if name not in tasks:
-                    if not measured:
-                        async for each in _specificities(waiting, wanted):
-                            yield each
-                        measured = True
-                    tasks[name] = waiting.join(wanted.key(method), wanted.compute(method), slow=True)
-                async for each in _map(waiting, wanted, name, method, tasks[name]):
+                if (name, method) not in slow:
+                    async for each in _map(waiting, wanted, name, method, tasks[name]):
+                        yield each
+            async for each in _specificities(waiting, wanted):
+                yield each
+            for name, method in slow:
+                task = tasks.get(name) or waiting.join(wanted.key(method), wanted.compute(method), slow=True)
+                async for each in _map(waiting, wanted, name, method, task):
                     yield each
-            if not measured:
-                async for each in _specificities(waiting, wanted):
+                async for each in _specificity(waiting, wanted, name, method):
                     yield each
             yield drawing.message({"kind": "end"})
-        except Replaced:
+        except ReplacedError:
             return
 
 
@@ -144,18 +150,45 @@ async def _map(
             found = each[1]
             described, data = drawing.packed(drawing.plane(name, found.values, wanted.query))
             described |= {"kind": "map", "method": name, "settings": settings(method)}
-            described |= {"seconds": found.seconds, "warnings": found.warnings}
+            described |= {"seconds": found.seconds, "warnings": found.explanation.warnings}
             yield drawing.message(described, data)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         yield drawing.message({"kind": "error", "method": name, "error": sentence(error)})
 
 
 async def _specificities(waiting: Waiting, wanted: Wanted) -> AsyncIterator[bytes]:
+    """Those of the fast maps, once the controls rest: each takes a second map."""
     await waiting.rest(REST)
     for name, method in wanted.methods.items():
-        if name not in wanted.known:
-            yield drawing.message({"kind": "specificity", "method": name, "value": 0.09, "caution": True, "measurable": False,
-              "note": "This map looks nearly the same for any class. It shows where the network looked, not why it chose this class."})
+        if not wanted.slow(method):
+            async for each in _specificity(waiting, wanted, name, method):
+                yield each
+
+
+async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Method) -> AsyncIterator[bytes]:
+    if name in wanted.known:
+        return
+    service, prediction, target = wanted.service, wanted.prediction, wanted.target
+    content: dict[str, Any] = {"kind": "specificity", "method": name, "value": None, "low": False}
+    ready = service.has_specificity(prediction, method, target)
+    if controls.is_slow(method) and not ready and name not in wanted.measure:
+        yield drawing.message(content | {"note": "", "measurable": True})
+        return
+    key = ("specificity", wanted.key(method))
+    compute = lambda: service.measured(prediction, method, target)  # noqa: E731
+    slow = controls.is_slow(method) and not ready
+    try:
+        async for each in waiting.result(waiting.join(key, compute, slow)):
+            if not isinstance(each, int):
+                found: Explanation = each[1]
+                low = found.specificity is not None and found.specificity < LOW
+                content |= {"value": found.specificity, "note": found.specificity_note, "low": low}
+                yield drawing.message(content)
+            elif slow:
+                progress = {"done": each, "total": controls.evaluations(method)}
+                yield drawing.message({"kind": "progress", "method": name} | progress)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        yield drawing.message(content | {"note": sentence(error)})
 
 
 async def layers(
@@ -171,7 +204,7 @@ async def layers(
                     described |= {"kind": "layer", "name": name, "title": readable(name)}
                     yield drawing.message(described, data)
             yield drawing.message({"kind": "end"})
-        except Replaced:
+        except ReplacedError:
             return
         except (ValueError, TypeError, RuntimeError) as error:
             yield drawing.message({"kind": "error", "error": sentence(error)})
@@ -190,7 +223,7 @@ async def sparsity(
                     if not isinstance(each, int):
                         yield drawing.message({"kind": "point", "q": q, "gini": each[1]})
             yield drawing.message({"kind": "end"})
-        except Replaced:
+        except ReplacedError:
             return
         except (ValueError, TypeError, RuntimeError) as error:
             yield drawing.message({"kind": "error", "error": sentence(error)})
@@ -201,9 +234,13 @@ def settings(method: Method) -> str:
     return describe(method).removeprefix(name_of(method).replace("_", " ")).strip()
 
 
-def advice() -> dict[str, Any]:
-    return {"first": "rectgrad", "recommended": "integrated_gradients"}
+def advice() -> dict[str, str]:
+    """The methods that the page starts with and suggests."""
+    return {"first": recommended("where"), "recommended": recommended("why this class")}
 
 
 def sentence(error: BaseException) -> str:
-    return str(error) or {MemoryError: "There is not enough memory."}.get(type(error), type(error).__name__)
+    """What to tell the user."""
+    if isinstance(error, MemoryError):
+        return "There is not enough memory."
+    return str(error) or type(error).__name__

@@ -1,5 +1,7 @@
-"""What runs when: fast answers never wait for slow ones, equal requests share one computation, and a computation
-that nobody waits for any more is stopped.
+"""What runs when.
+
+Fast answers never wait for slow ones, equal requests share one computation, and a computation that nobody
+waits for any more is stopped.
 
 Two threads do all the work (every thread that runs a network keeps its own buffers): one for maps of a single
 backward pass, one for those of many. `join` and `leave` are called on the event loop alone.

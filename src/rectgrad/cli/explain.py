@@ -13,7 +13,7 @@ import typer
 from rectgrad.cli import options as shared
 from rectgrad.cli.explain_ray import ModelSpec, explain_on_ray
 from rectgrad.cli.progress import progress
-from rectgrad.explanation import Plan, explain
+from rectgrad.cli.run import Plan, explain_photos
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
 
@@ -67,7 +67,7 @@ def explain_command(
     )
     shared.prepare_output(out)
     run = (
-        explain
+        explain_photos
         if engine == "local"
         else functools.partial(_on_ray(engine), ModelSpec(model, weights, labels))
     )
@@ -81,7 +81,7 @@ def _on_ray(engine: str) -> Callable[..., int]:
 
 
 def explain_and_report(
-    plan: Plan, sources: list[Source], as_json: bool, run: Callable[..., int] = explain
+    plan: Plan, sources: list[Source], as_json: bool, run: Callable[..., int] = explain_photos
 ) -> int:
     """Explains the photos, prints the results and the unreadable files, and returns the exit status."""
     broken: list[str] = []

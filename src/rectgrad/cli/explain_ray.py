@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rectgrad import explanation
-from rectgrad.explanation import Plan
+from rectgrad.cli.run import Plan, explain_photos, pending
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import UnreadableImageError, cluster
 from rectgrad.photos.files import Source
@@ -35,14 +34,14 @@ class ModelSpec(NamedTuple):
 def explain_on_ray(
     spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]
 ) -> int:
-    """`explanation.explain`, on Ray."""
-    pending = list(explanation.pending(plan, sources, done))
+    """`explain_photos`, on Ray."""
+    waiting = list(pending(plan, sources, done))
     sent = replace(plan, model=None, recompute=True)  # type: ignore[arg-type]
     resources = {"num_gpus": 1} if torch.device(plan.device).type == "cuda" else {"num_cpus": 1}
     computed = 0
     with cluster.session() as ray:
         task = ray.remote(_explain_chunk).options(**resources, max_retries=5)
-        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(pending, CHUNK)}
+        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(waiting, CHUNK)}
         for chunk, results in cluster.as_completed(ray, tasks):
             for source, result in zip(chunk, results, strict=True):
                 done(source, UnreadableImageError(result) if isinstance(result, str) else result)
@@ -55,7 +54,7 @@ def _explain_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]
     os.chdir(folder)
     results: dict[str, Any] = {}
     plan = replace(plan, model=_load(spec))
-    explanation.explain(plan, chunk, lambda source, result: results.update({source.name: result}))
+    explain_photos(plan, chunk, lambda source, result: results.update({source.name: result}))
     ordered = (results[source.name] for source in chunk)
     return [str(result) if isinstance(result, BaseException) else result for result in ordered]
 

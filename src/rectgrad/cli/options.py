@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rectgrad import photos
 from rectgrad.api import Record, record
-from rectgrad.explanation import check_labels
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, name_of
 from rectgrad.methods.options import type_of
@@ -104,7 +103,7 @@ class Network(NamedTuple):
     def record(self, crop: Image.Image) -> Record:
         """Records the forward pass of a photo that was cropped for the network."""
         recorded = record(self.model.module, self.inputs(crop))
-        check_labels(self.model, getattr(recorded.outputs, "logits", recorded.outputs).shape[1])
+        self.model.check_labels(getattr(recorded.outputs, "logits", recorded.outputs).shape[1])
         return recorded
 
     def inputs(self, crop: Image.Image) -> Tensor:

@@ -18,6 +18,7 @@ INK = {False: "#1c1d21", True: "#e8e6e1"}
 FRAME = {False: "#e3e3e6", True: "#2c2d33"}
 FAINT = {False: "#6b6d76", True: "#9a9ca6"}
 GAP = 12
+LINE = 20  # height of a line of notes
 
 
 class Panel(NamedTuple):
@@ -66,9 +67,10 @@ def sheet(
     labels: Sequence[str] = (),
     cell: int | None = None,
     dark: bool = False,
+    notes: Sequence[str] = (),
 ) -> Image.Image:
-    """Draws rows of panels, with `labels` to the left of the rows and `caption` above everything. `cell` is
-    the height of the pictures (None: that of the tallest)."""
+    """Draws rows of panels, with `labels` to the left of the rows, `caption` above everything and `notes`
+    below. `cell` is the height of the pictures (None: that of the tallest)."""
     height = cell or max(panel.picture.height for row in rows for panel in row)
     scaled = [[_scaled(panel, height) for panel in row] for row in rows]
     left = 0 if not labels else GAP + max(int(font(14).getlength(label)) for label in labels)
@@ -77,7 +79,10 @@ def sheet(
     widths = _columns(scaled)
     width = left + GAP + sum(w + GAP for w in widths)
     width = max(width, int(font(18).getlength(caption)) + 2 * GAP)
-    page = Image.new("RGB", (width, top + len(rows) * (titles + height + GAP)), PAGE[dark])
+    lines = [line for note in notes for line in _wrapped(note, width - 2 * GAP)]
+    bottom = top + len(rows) * (titles + height + GAP)
+    below = len(lines) * LINE + GAP if lines else 0
+    page = Image.new("RGB", (width, bottom + below), PAGE[dark])
     draw = ImageDraw.Draw(page)
     draw.text((GAP, GAP), caption, fill=INK[dark], font=font(18))
     for r, row in enumerate(scaled):
@@ -86,7 +91,21 @@ def sheet(
             draw.text((GAP, y + titles + height // 2), labels[r], fill=INK[dark], font=font(14), anchor="lm")
         for panel, x in zip(row, _starts(widths, left + GAP), strict=False):
             _draw(draw, page, panel, x, y, titles, dark)
+    for i, line in enumerate(lines):
+        draw.text((GAP, bottom + i * LINE), line, fill=INK[dark], font=font(14))
     return page
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text in lines that fit."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font(14).getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _scaled(panel: Panel, height: int) -> Panel:

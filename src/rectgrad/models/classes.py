@@ -41,6 +41,12 @@ def fields(names: Names) -> dict[str, Any]:
     return {"labels": [own[0] for own in names], "synonyms": [list(own[1:]) for own in names]}
 
 
+def check_count(model: str, names: Names, count: int) -> None:
+    """An error if a model has another number of classes than of class names."""
+    if names and len(names) != count:
+        raise ValueError(f"{len(names)} class names for {count} classes of {model}")
+
+
 def find(names: Names, query: str | SupportsIndex) -> int:
     """The index of a class, given as an index, a full name, or a part of the name of only one class."""
     if not isinstance(query, str):
@@ -64,7 +70,9 @@ def search(names: Names, query: str) -> list[int]:
     text = query.strip().casefold()
     ranked = []
     for i, own in enumerate(names):
-        ranks = [(rank, place > 0) for place, name in enumerate(own) if (rank := _rank(name, text)) is not None]
+        ranks = [
+            (rank, place > 0) for place, name in enumerate(own) if (rank := _rank(name, text)) is not None
+        ]
         if ranks or text == str(i):
             ranked.append((min(ranks, default=(0, False)), own[0].casefold(), i))
     return [i for _, _, i in sorted(ranked)]

@@ -114,6 +114,10 @@ class ImageModel:
         """The display name of a class; "class 7" if it is unknown."""
         return self.labels[index] if index < len(self.labels) else f"class {index}"
 
+    def check_labels(self, count: int) -> None:
+        """An error if the module has another number of classes than there are class names."""
+        classes.check_count(self.name, self.names(), count)
+
     def names(self) -> Sequence[Sequence[str]]:
         """All names of each class, the display name first."""
         if len(self.synonyms) != len(self.labels):

@@ -30,7 +30,7 @@ def read(path: str | Path, enough: int | None = None) -> Image.Image:
     """
     try:
         with open(path, "rb") as file, _open(file) as opened:
-            return _decode(opened, enough)
+            return upright_rgb(opened, enough)
     except UnreadableImageError as error:
         raise UnreadableImageError(f"{path}: {error}") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, KeyError, *_BOMB) as error:
@@ -40,7 +40,7 @@ def read(path: str | Path, enough: int | None = None) -> Image.Image:
 def _open(file: IO[bytes]) -> Image.Image:
     """`Image.open` without its pixel limit, which Pillow only lets us change for the whole process.
 
-    `_decode` applies our own limit before any pixel is decoded.
+    `upright_rgb` applies our own limit before any pixel is decoded.
     """
     prefix = file.read(16)
     for import_plugins in (Image.preinit, Image.init):  # the common formats first, then all of them
@@ -69,7 +69,8 @@ def _reason(error: BaseException) -> str:
     return f"broken ({error or type(error).__name__})"
 
 
-def _decode(opened: Image.Image, enough: int | None) -> Image.Image:
+def upright_rgb(opened: Image.Image, enough: int | None = None) -> Image.Image:
+    """An opened picture as 8-bit RGB, turned as its EXIF orientation says."""
     width, height = opened.size
     if width * height > MAX_PIXELS:
         limit = MAX_PIXELS // 1_000_000

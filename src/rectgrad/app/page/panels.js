@@ -132,15 +132,18 @@ function paint(name) {
   own.legend.hidden = false;
 }
 
-/** Shows how far a map is trusted to belong to its class. */
+/** Shows how far a map belongs to its class. */
 export function showSpecificity(name, found) {
   const own = panels.get(name);
   if (!own) return;
-  own.trust.className = found.caution ? "trust caution" : "trust";
+  own.root.classList.remove("waiting");
+  own.progress.hidden = true;
+  own.trust.className = found.low ? "trust caution" : "trust";
   const value = found.value === null ? "–" : found.value.toFixed(2);
-  const number = element("p", {}, element("b", {}, `Specificity ${value}`), found.note ? ` ${found.note}` : "");
-  own.trust.replaceChildren(number);
-  if (found.caution && about.recommended !== name) {
+  const note = found.note && ` ${found.note[0].toUpperCase()}${found.note.slice(1)}.`;
+  own.trust.replaceChildren(element("p", {}, element("b", {}, `Specificity ${value}`), note));
+  own.trust.title = "How far the map belongs to this class: 0 means that it is the same for any class, 1 that it shares nothing.";
+  if (found.low && about.recommended !== name) {
     const better = methodOf(about.recommended).title;
     const button = element("button", { type: "button", class: "better" }, `Why this class? Use ${better}`);
     button.addEventListener("click", () => act.use(about.recommended, name));
@@ -148,10 +151,11 @@ export function showSpecificity(name, found) {
   }
   if (found.measurable) {
     const button = element("button", { type: "button", class: "measure" }, "Measure it");
-    button.title = "Computes a second map, for the class with the lowest score.";
+    button.title = "Takes as long as the map did.";
     button.addEventListener("click", () => act.measure(name));
     own.trust.append(button);
   }
+  fit();
 }
 
 /** A method has been asked for: what is shown is no longer the answer. */

@@ -1,0 +1,147 @@
+"""From a picture to the explanation that people look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad.api import record_for
+from rectgrad.engine import target as targets
+from rectgrad.engine.diagnose import warn
+from rectgrad.engine.torch_private import out_of_memory
+from rectgrad.explanation.heard import Heard
+from rectgrad.explanation.network import Labels, Network, Picture, Prepare, Prepared, single
+from rectgrad.explanation.recorded import answers, explain_record
+from rectgrad.explanation.result import Explanation, named
+from rectgrad.explanation.trust import Specificity, recommended, specificity
+from rectgrad.methods import Method
+from rectgrad.methods.catalog import as_method
+from rectgrad.models import Guess, ImageModel
+
+__all__ = [
+    "Explanation",
+    "Guess",
+    "Network",
+    "Prepared",
+    "Specificity",
+    "explain",
+    "explain_prepared",
+    "explain_record",
+    "named",
+    "recommended",
+    "specificity",
+]
+
+Target = None | int | str | Sequence[int] | Sequence[str] | Tensor | Callable[..., Tensor]
+
+
+def explain(
+    image: Picture | Sequence[Picture],
+    model: str | ImageModel | Callable[..., object] | None = None,
+    method: str | Method | None = None,
+    target: Target = None,
+    *,
+    prepare: Prepare | None = None,
+    labels: Labels | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int = 8,
+    specificity: bool | None = None,
+    **options: Any,
+) -> Any:
+    """What a network looked at in a picture: an `Explanation`; a list of them for several pictures.
+
+    image: a path, a PIL image, an array (H, W, 3) of uint8 or of floats from 0 to 1, or a tensor that the
+    model takes, (C, H, W) or (1, ...). Several: a list of these, or a tensor (N, ...).
+    model: a name in rectgrad.models.MODELS, an ImageModel, or a module of your own, which needs `prepare` or
+    a tensor; default: efficientnet_lite0, loaded anew for each call.
+    method, options: as in `attribute`; default: `recommended("where")`.
+    target: as in `attribute`, or a class name.
+    prepare: a function from a PIL image to a tensor (C, H, W) that the model takes.
+    labels: the class names, or a text file with one per line.
+    device: where to run a model that is loaded by name.
+    specificity: True computes it also for methods that need many passes, False for none.
+
+        rectgrad.explain("cat.jpg").save("explained.png")
+        rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
+    """
+    network = Network.of(model, prepare, labels, device)
+    chosen = as_method(method if method is not None else recommended("where"), options)
+    pictures, several = _pictures(image)
+    prepared = [network.prepared(picture) for picture in pictures]
+    found = explain_prepared(network, prepared, chosen, target, batch_size, specificity)
+    return found if several else found[0]
+
+
+def _pictures(image: Any) -> tuple[list[Any], bool]:
+    """The pictures one by one, and whether there may be several."""
+    if isinstance(image, Tensor):
+        if image.dim() == 0:
+            raise ValueError("image is a scalar tensor; give a tensor that the model takes, (C, H, W)")
+        if not single(image):
+            return list(image), True
+        return [image if image.dim() in (1, 3) else image[0]], False
+    if isinstance(image, (list, tuple)):
+        return [x[0] if isinstance(x, Tensor) and x.dim() > 3 and len(x) == 1 else x for x in image], True
+    return [image], False
+
+
+def explain_prepared(
+    network: Network,
+    prepared: Sequence[Prepared],
+    method: Method,
+    target: Target = None,
+    batch_size: int = 8,
+    specificity: bool | None = None,
+) -> list[Explanation]:
+    """`explain` for pictures that are ready for the network."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
+    n, asked = len(prepared), _indices_of(network, target, len(prepared))
+    found: list[Explanation] = []
+    for batch in _batches(prepared, batch_size):
+        start, stop = len(found), len(found) + len(batch)
+        whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
+        own = method.rows(start, stop, (whole,)) if len(batch) < n else method
+        found += _explained(network, batch, own, targets.narrow(asked, start, stop, n), specificity)
+    return found
+
+
+def _batches(prepared: Sequence[Prepared], size: int) -> Iterator[list[Prepared]]:
+    """Consecutive pictures of one shape and type, so many at a time."""
+    for _, group in groupby(prepared, lambda each: (each.inputs.shape, each.inputs.dtype)):
+        alike = list(group)
+        yield from (alike[i : i + size] for i in range(0, len(alike), size))
+
+
+def _indices_of(network: Network, target: Any, n: int) -> Any:
+    """The target with class names replaced by their indices."""
+    if isinstance(target, str):
+        return network.find_class(target)
+    if isinstance(target, (list, tuple)):
+        if len(target) != n:
+            raise ValueError(f"target has {len(target)} classes for {n} pictures; give one, or one for each")
+        return [network.find_class(each) if isinstance(each, str) else each for each in target]
+    return target
+
+
+def _explained(
+    network: Network, batch: list[Prepared], method: Method, target: Any, specificity: bool | None
+) -> list[Explanation]:
+    """One batch; half of it at a time where memory is not enough."""
+    try:
+        with Heard() as heard:
+            inputs = torch.stack([each.inputs for each in batch]).to(network.device)
+            recorded = record_for(network.module, inputs, method)
+            found = answers(recorded, network, batch, method, target, specificity, heard)
+        heard.raise_again()
+        return found
+    except Exception as error:
+        if not out_of_memory(error) or len(batch) == 1:
+            raise
+    half = len(batch) // 2
+    warn(f"memory was not enough for {len(batch)} pictures at once; batch_size={half} may be enough")
+    return explain_prepared(network, batch, method, target, half, specificity)

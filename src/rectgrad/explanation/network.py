@@ -1,0 +1,201 @@
+"""What `explain` is given, in one form: a model with its class names, and pictures as it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from rectgrad import photos
+from rectgrad.models import ImageModel, classes, load
+
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+Prepare = Callable[[Image.Image], Tensor]
+Labels = Sequence[str] | str | Path
+
+
+class Prepared(NamedTuple):
+    """A picture as the network takes it, and the photo that shows the same crop, if there is one."""
+
+    inputs: Tensor
+    photo: Image.Image | None
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model, its class names and how it prepares a picture."""
+
+    name: str
+    module: Callable[..., object]
+    names: Sequence[Sequence[str]]  # of each class, the display name first; empty if unknown
+    image_model: ImageModel | None = None
+    own: Prepare | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: str | ImageModel | Callable[..., object] | None,
+        prepare: Prepare | None = None,
+        labels: Labels | None = None,
+        device: str | torch.device | None = None,
+    ) -> Network:
+        names = _names(labels)
+        if model is None or isinstance(model, str):
+            model = load() if model is None else load(model)
+            if device is not None:
+                model.module.to(device)
+        if isinstance(model, ImageModel):
+            network = cls(model.name, model.module, names or model.names(), model, prepare)
+        elif callable(model):
+            network = cls(type(model).__name__, model, names, None, prepare)
+        else:
+            raise TypeError(
+                "model must be a name (see rectgrad.models.MODELS), an ImageModel or a module, not "
+                f"{type(model).__name__}"
+            )
+        network._check_device(device)
+        return network
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are; the CPU if it has none."""
+        tensors = (
+            [*self.module.parameters(), *self.module.buffers()] if isinstance(self.module, nn.Module) else []
+        )
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def _check_device(self, device: str | torch.device | None) -> None:
+        wanted = torch.device(device) if device is not None else self.device
+        same_index = None in (wanted.index, self.device.index) or wanted.index == self.device.index
+        if wanted.type != self.device.type or not same_index:
+            raise ValueError(
+                f"device={str(device)!r}, but the model is on {self.device}; move it first: "
+                f"model.to({str(device)!r})"
+            )
+
+    def label(self, index: int) -> str:
+        return self.names[index][0] if index < len(self.names) else f"class {index}"
+
+    def find_class(self, query: str | int) -> int:
+        """The index of a class that is given as an index or a name."""
+        return classes.find(self.names, query)
+
+    def check_labels(self, count: int) -> None:
+        classes.check_count(self.name, self.names, count)
+
+    def prepared(self, picture: Picture) -> Prepared:
+        """A path, picture, array or tensor as the model takes it."""
+        if isinstance(picture, Tensor):
+            return self._from_tensor(picture)
+        return self.from_photo(_photo(picture))
+
+    def from_photo(self, photo: Image.Image) -> Prepared:
+        """A photo in RGB, cropped and scaled as the model wants it."""
+        if self.own is not None:
+            inputs = _checked(self.own(photo))
+            return Prepared(inputs, _drawn(inputs))
+        if self.image_model is None:
+            raise TypeError(
+                f"{self.name} does not say how it prepares a picture; give prepare=, a function from a PIL "
+                "image to the tensor (C, H, W) that the model takes, or give the tensor itself"
+            )
+        return self.from_crop(self.image_model.crop(photo))
+
+    def from_crop(self, crop: Image.Image) -> Prepared:
+        """A photo that was cropped for the model."""
+        assert self.image_model is not None
+        return Prepared(self.image_model.prepare(crop), crop)
+
+    def _from_tensor(self, inputs: Tensor) -> Prepared:
+        if self.image_model is None or self.own is not None:
+            return Prepared(inputs, None)
+        if inputs.dim() != 3 or len(inputs) != 3:
+            raise ValueError(
+                f"{self.name} takes a tensor (3, height, width), not shape {tuple(inputs.shape)}; give a "
+                "path, a PIL image or an array (H, W, 3) to have it prepared"
+            )
+        mean, std = (torch.tensor(x).view(3, 1, 1) for x in (self.image_model.mean, self.image_model.std))
+        return Prepared(inputs, _picture(inputs.detach().cpu().float() * std + mean))
+
+
+def single(tensor: Tensor) -> bool:
+    """Whether a tensor is one picture, (C, H, W) or (1, ...), rather than a batch of them."""
+    return tensor.dim() in (1, 3) or len(tensor) == 1
+
+
+def _checked(inputs: object) -> Tensor:
+    """What `prepare` returned, without a batch dimension."""
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"prepare returned {type(inputs).__name__}; it must return a tensor (C, H, W)")
+    return inputs[0] if inputs.dim() == 4 and len(inputs) == 1 else inputs
+
+
+def _photo(picture: object) -> Image.Image:
+    """An upright picture in 8-bit RGB."""
+    if isinstance(picture, (str, Path)):
+        if str(picture).startswith(("http://", "https://")):
+            raise ValueError(f"{picture!r} is a URL; download it first and give the path of the file")
+        return photos.read(picture)
+    if isinstance(picture, Image.Image):
+        return photos.upright_rgb(picture)
+    if isinstance(picture, np.ndarray):
+        return Image.fromarray(_eight_bits(picture))
+    raise TypeError(
+        "image must be a path, a PIL image, an array (H, W, 3), a tensor that the model takes, or a list of "
+        f"these, not {type(picture).__name__}"
+    )
+
+
+def _eight_bits(array: np.ndarray) -> np.ndarray:
+    if array.ndim != 3 or array.shape[2] != 3:
+        raise ValueError(f"an array must have the shape (H, W, 3), not {array.shape}{_hint(array)}")
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind != "f":
+        raise TypeError(f"an array must be uint8, or float from 0 to 1, not {array.dtype}")
+    low, high = float(array.min(initial=0)), float(array.max(initial=0))
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"an array of floats must have values from 0 to 1, not from {low:.3g} to {high:.3g}; divide by "
+            "255 if they are pixels, or give what the model takes as a tensor"
+        )
+    return (array * 255).round().astype(np.uint8)
+
+
+def _hint(array: np.ndarray) -> str:
+    if array.ndim == 3 and array.shape[0] == 3:
+        return "; channels come last: array.transpose(1, 2, 0)"
+    if array.ndim == 4:
+        return "; give several pictures as a list: list(array)"
+    if array.ndim == 2:
+        return "; repeat a grey picture for each colour: np.stack([array] * 3, axis=2)"
+    return ""
+
+
+def _drawn(inputs: Tensor) -> Image.Image | None:
+    """A tensor that somebody else prepared, as a picture: each channel from its smallest to largest value."""
+    if inputs.dim() != 3 or len(inputs) != 3:
+        return None
+    x = inputs.detach().cpu().float()
+    low, high = x.amin((1, 2), keepdim=True), x.amax((1, 2), keepdim=True)
+    return _picture((x - low) / (high - low).clamp(min=1e-12))
+
+
+def _picture(values: Tensor) -> Image.Image:
+    """(3, H, W) from 0 to 1."""
+    pixels = (values.clamp(0, 1) * 255).round().to(torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
+
+
+def _names(labels: Labels | None) -> Sequence[Sequence[str]]:
+    if labels is None:
+        return []
+    if isinstance(labels, (str, Path)):
+        return classes.read(labels)
+    return [[str(label)] for label in labels]

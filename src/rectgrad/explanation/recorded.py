@@ -1,0 +1,180 @@
+"""The explanations of a batch of pictures whose forward pass is recorded."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rectgrad.api import Record
+from rectgrad.engine import target as targets
+from rectgrad.engine.trace import Trace
+from rectgrad.explanation.heard import Heard
+from rectgrad.explanation.network import Network, Prepared
+from rectgrad.explanation.result import Explanation
+from rectgrad.explanation.trust import Specificity, caution, specificity
+from rectgrad.methods import Method, RandomMap
+from rectgrad.methods.catalog import name_of
+from rectgrad.models import Guess
+
+
+def explain_record(
+    recorded: Record,
+    network: Network,
+    batch: Sequence[Prepared],
+    method: Method,
+    target: Any = None,
+    specificity: bool | None = None,
+) -> list[Explanation]:
+    """The explanations of a recorded batch. Several methods or classes share one forward pass this way."""
+    with Heard() as heard:
+        found = answers(recorded, network, batch, method, target, specificity, heard)
+    heard.raise_again()
+    return found
+
+
+def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
+    """An explanation of a recorded picture with its specificity, whatever it costs; its map is not computed
+    again."""
+    scores = _scores(recorded, 1)
+    index = None if scores is None or callable(target) else targets.indices(scores, target, 1)
+    maps = explanation.map.unsqueeze(0)
+    [found] = _specificities(recorded, explanation.method, maps, scores, index, asked=True)
+    return replace(explanation, specificity=found.value, specificity_note=_note(found, explanation.method))
+
+
+def answers(
+    recorded: Record,
+    network: Network,
+    batch: Sequence[Prepared],
+    method: Method,
+    target: Any,
+    asked: bool | None,
+    heard: Heard,
+) -> list[Explanation]:
+    """The explanations, with the warnings heard so far. asked: whether to compute the specificity."""
+    scores = _scores(recorded, len(batch))
+    if scores is not None and scores.shape[1] > 1:
+        network.check_labels(scores.shape[1])
+    maps = recorded.attribute(method, target)
+    trace, sentences = _without_tensors(recorded.trace), heard.sentences
+    index = None if scores is None or callable(target) else targets.indices(scores, target, len(batch))
+    found = _specificities(recorded, method, maps, scores, index, asked)
+    heard.keep(len(sentences))  # a zero map of the other class is expected
+    on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch))
+    return [
+        Explanation(
+            map=on_cpu[i].clone(),
+            outputs=_outputs(recorded, scores, i),
+            target=None if index is None else guesses[i][0],
+            top=tuple(guesses[i][1:]),
+            method=method,
+            photo=batch[i].photo,
+            trace=trace,
+            warnings=tuple(sentence for sentence in sentences if _concerns(sentence, i)),
+            specificity=value,
+            specificity_note=_note(Specificity(value, note), method),
+            model=network.name,
+            question=_question(network, target, i),
+        )
+        for i, (value, note) in enumerate(found)
+    ]
+
+
+def _scores(recorded: Record, n: int) -> Tensor | None:
+    """The outputs as (N, classes), if they are one row of scores for each sample."""
+    outputs = getattr(recorded.outputs, "logits", recorded.outputs)
+    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or len(outputs) != n:
+        return None
+    return outputs.reshape(n, -1).cpu()
+
+
+def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
+    """One sample's raw outputs; empty if the model returns no single tensor."""
+    if scores is not None:
+        return scores[i].clone()
+    outputs = getattr(recorded.outputs, "logits", recorded.outputs)
+    known = isinstance(outputs, Tensor) and outputs.dim() > 0 and i < len(outputs)
+    return outputs[i].cpu().clone() if known else torch.empty(0)
+
+
+def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: int) -> list[list[Guess]]:
+    """For each sample the explained class, then the five with the largest outputs.
+
+    A probability is the softmax of the outputs; a single output has none.
+    """
+    if scores is None:
+        return [[]] * n
+    if scores.shape[1] < 2:
+        only = Guess(0, network.names[0][0] if network.names else "output", float("nan"))
+        return [[only, only]] * n
+    probabilities = scores.double().softmax(1)
+    first = scores.argmax(1, keepdim=True) if index is None else index.unsqueeze(1)
+    shown = torch.cat([first, scores.topk(min(5, scores.shape[1])).indices], dim=1)
+    return [
+        [Guess(i, network.label(i), float(own[i])) for i in row]
+        for row, own in zip(shown.tolist(), probabilities, strict=True)
+    ]
+
+
+def _question(network: Network, target: Any, i: int) -> str:
+    """What a target asks that is not a class, in words."""
+    if not isinstance(target, targets.contrast):
+        return "a score of your own" if callable(target) else "the explained class"
+    a, b = (torch.as_tensor(x).reshape(-1).tolist() for x in (target.a, target.b))
+    return f"{network.label(a[min(i, len(a) - 1)])} rather than {network.label(b[min(i, len(b) - 1)])}"
+
+
+def _specificities(
+    recorded: Record,
+    method: Method,
+    maps: Tensor,
+    scores: Tensor | None,
+    index: Tensor | None,
+    asked: bool | None,
+) -> list[Specificity]:
+    """Of each sample's map; None with the reason where there is none."""
+    reason = _missing(method, scores, index, asked)
+    if reason or scores is None or index is None:
+        return [Specificity(None, reason)] * len(maps)
+    others = scores.float().scatter(1, index.unsqueeze(1), float("inf"))
+    least = recorded.attribute(method, others.argmin(1))
+    return [specificity(a, b) for a, b in zip(maps.cpu(), least.cpu(), strict=True)]
+
+
+def _note(found: Specificity, method: Method) -> str:
+    """What belongs beside the number: the reason, a caution, or nothing."""
+    return found.note or ("" if found.value is None else caution(found.value, name_of(method)))
+
+
+def _missing(method: Method, scores: Tensor | None, index: Tensor | None, asked: bool | None) -> str:
+    """Why there is no specificity; empty if there is."""
+    if isinstance(method, RandomMap):
+        return "a random map belongs to no class"
+    if scores is not None and scores.shape[1] < 2:
+        return "the model has fewer than two outputs"
+    if index is None:
+        return "the explained score is not that of one class"
+    if asked is False or (asked is None and not method.one_backward):
+        return "not computed; specificity=True does so, at the cost of a second map"
+    return ""
+
+
+def _concerns(sentence: str, i: int) -> bool:
+    """Whether a warning is about the i-th sample of the batch, or about all of them."""
+    sample = re.search(r" of sample (\d+) ", sentence)
+    return sample is None or int(sample[1]) == i
+
+
+def _without_tensors(trace: Trace) -> Trace:
+    """A copy that names each op's rule and keeps no activations, which would fill the memory."""
+    light = copy.copy(trace)
+    light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
+    light.hidden = []
+    return light

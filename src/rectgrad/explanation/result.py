@@ -1,0 +1,138 @@
+"""The explanation of one picture: its map, what the network said, and how far to trust the map."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from dataclasses import dataclass, fields
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from rectgrad import image
+from rectgrad.engine.trace import Trace
+from rectgrad.methods import Method
+from rectgrad.methods.catalog import describe, name_of, plain_value
+from rectgrad.models import Guess
+from rectgrad.photos import files
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """What a network looked at in one picture. A notebook displays it; `show` and `save` draw it.
+
+    map: (C, H, W), on the CPU. outputs: the network's raw outputs, (classes,). target: the class that is
+    explained; None for a `contrast` or callable target. top: the five most probable classes, most probable
+    first. photo: the crop that the network saw; None if a tensor was given to a model of your own. trace: the
+    ops of the pass and the rule each one used. warnings: sentences. specificity: from 0 (the map is the same
+    for any class) to 1; None where it is not defined or was not asked for. specificity_note: the reason, or a
+    caution, in words.
+    """
+
+    map: Tensor
+    outputs: Tensor
+    target: Guess | None
+    top: tuple[Guess, ...]
+    method: Method
+    photo: Image.Image | None
+    trace: Trace
+    warnings: tuple[str, ...]
+    specificity: float | None
+    specificity_note: str
+    model: str  # its name
+    question: str  # what is explained, in words
+
+    @property
+    def caption(self) -> str:
+        """The explained class and its probability."""
+        return named(self.target) if self.target is not None else self.question
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What belongs under every picture of this map: its specificity, a caution, the warnings."""
+        value = "–" if self.specificity is None else f"{self.specificity:.2f}"
+        note = f": {self.specificity_note}" if self.specificity_note else ""
+        return (f"Specificity {value}{note}.", *(f"Warning: {sentence}." for sentence in self.warnings))
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The model, method and options that made the map, as JSON can hold them."""
+        options = {f.name: plain_value(getattr(self.method, f.name)) for f in fields(self.method)}
+        return {"model": self.model, "method": name_of(self.method), "options": options}
+
+    def show(self, *, dark: bool = False) -> Image.Image:
+        """Photo, map and overlay side by side, under the class and above the specificity and the warnings.
+
+        A notebook displays the picture if the call is the last line of a cell; in a script, call
+        `.show().show()` to open it, or `save`.
+        """
+        flat = image.plane(self.map)
+        tall = (self.photo or image.colour(flat)).height
+        height = tall * max(1, round(448 / tall))  # a small map is enlarged by an integer factor
+        scheme = image.scheme_of(flat, dark)
+        panels = [
+            image.Panel(image.colour(flat, scheme), describe(self.method)),
+            image.Panel(image.bar(flat, height, dark, scheme), framed=False),
+        ]
+        if self.photo is not None:
+            panels.insert(0, image.Panel(self.photo, "photo", smooth=True))
+            panels.insert(2, image.Panel(image.overlay(self.photo, flat, name=scheme), "overlay"))
+        return image.sheet([panels], self.caption, cell=height, dark=dark, notes=self.notes)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the picture (.png), or the data (.npz: map, outputs, target, settings as JSON).
+
+        Returns the path. The file appears complete or not at all.
+        """
+        path = Path(path)
+        if path.suffix == ".png":
+            files.save_picture(self.show(), path)
+        elif path.suffix == ".npz":
+            index = -1 if self.target is None else self.target.index
+            with files.atomic(path) as part, open(part, "wb") as stream:
+                np.savez_compressed(
+                    stream,
+                    map=_array(self.map),
+                    outputs=_array(self.outputs),
+                    target=np.array(index),
+                    settings=np.array(json.dumps(self.settings, ensure_ascii=False)),
+                )
+        else:
+            raise ValueError(f"save takes a path that ends in .png or .npz, not {str(path)!r}")
+        return path
+
+    def __repr__(self) -> str:
+        value = "None" if self.specificity is None else f"{self.specificity:.2f}"
+        parts = [
+            f"{self.caption!r} by {describe(self.method)} of {self.model}",
+            f"map {' × '.join(map(str, self.map.shape))}",
+            f"specificity {value}",
+        ]
+        if self.warnings:
+            parts.append(f"{len(self.warnings)} warning{'s' if len(self.warnings) > 1 else ''}")
+        return f"Explanation({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        drawn = io.BytesIO()
+        self.show().save(drawn, format="PNG")
+        data = base64.b64encode(drawn.getvalue()).decode()
+        guesses = ", ".join(escape(named(guess)) for guess in self.top)
+        alt = escape(" ".join((self.caption, *self.notes)), quote=True)
+        return (
+            f'<figure><img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
+            f"<figcaption>Top classes: {guesses}</figcaption></figure>"
+        )
+
+
+def named(guess: Guess) -> str:
+    """A class and its probability, where it has one."""
+    return guess.label if math.isnan(guess.probability) else f"{guess.label}  {guess.probability:.0%}"
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return (values.float() if values.element_size() < 4 else values).numpy()

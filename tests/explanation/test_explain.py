@@ -1,0 +1,194 @@
+"""explain: the same map as attribute, whatever the picture is given as."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import rectgrad
+from networks import NETWORKS
+from rectgrad.api import record_for
+from tiny_model import tiny
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+
+
+def inputs_of(model, pixels=PIXELS):
+    return model.prepare(model.crop(Image.fromarray(pixels)))[None]
+
+
+def forms(path):
+    """One picture in every form but a tensor."""
+    Image.fromarray(PIXELS).save(path)
+    return {
+        "path": path,
+        "string": str(path),
+        "PIL": Image.open(path),
+        "uint8": PIXELS,
+        "float": PIXELS / 255,
+        "float32": (PIXELS / 255).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("method", ["rectgrad", "saliency", "smoothgrad"])
+def test_every_form_of_a_picture_gives_the_map_of_attribute(tmp_path, method):
+    model = tiny()
+    x = inputs_of(model)
+    expected = rectgrad.attribute(model.module, x, method)
+    for name, form in forms(tmp_path / "a.png").items():
+        assert torch.equal(rectgrad.explain(form, model, method).map, expected[0]), name
+    for tensor in (x, x[0]):
+        assert torch.equal(rectgrad.explain(tensor, model, method).map, expected[0])
+
+
+def test_a_list_and_a_batch_give_a_list(tmp_path):
+    model = tiny()
+    other = RNG.integers(0, 256, (32, 60, 3), dtype=np.uint8)
+    x = torch.cat([inputs_of(model), inputs_of(model, other)])
+    expected = rectgrad.attribute(model.module, x, target=[1, 3], q=60)
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    for given in ([tmp_path / "a.png", other], (x[:1], x[1]), x):
+        found = rectgrad.explain(given, model, target=[1, "blue fish"], q=60)
+        assert [each.target.index for each in found] == [1, 3]
+        for each, map in zip(found, expected, strict=True):
+            assert torch.equal(each.map, map)
+    one_by_one = rectgrad.explain(x, model, target=torch.tensor([1, 3]), q=60, batch_size=1)
+    assert torch.allclose(torch.stack([e.map for e in one_by_one]), expected, atol=1e-5 * expected.max())
+    assert rectgrad.explain([], model) == []
+    assert rectgrad.explain(x[:0], model) == []
+
+
+def test_pictures_of_several_sizes_for_a_model_that_takes_any():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    pictures = [torch.rand(3, 20, 20), torch.rand(3, 24, 20), torch.rand(3, 24, 20)]
+    found = rectgrad.explain(pictures, net.eval(), "saliency")
+    for picture, each in zip(pictures, found, strict=True):
+        assert torch.allclose(each.map, rectgrad.attribute(net, picture[None], "saliency")[0])
+        assert each.photo is None
+
+
+def test_a_module_with_its_own_preparation_and_class_names():
+    model = tiny()
+    plain, names = model.module, ["ant", "bee", "cow", "dog"]
+    prepared = []
+
+    def prepare(picture):
+        prepared.append(picture.size)
+        return model.prepare(model.crop(picture))[None]  # the batch dimension is tolerated
+
+    found = rectgrad.explain(PIXELS, plain, "saliency", "cow", prepare=prepare, labels=names)
+    assert prepared == [(48, 40)]
+    assert (found.target.index, found.target.label) == (2, "cow")
+    assert torch.equal(found.map, rectgrad.attribute(plain, inputs_of(model), "saliency", 2)[0])
+    assert found.photo.size == (32, 32)  # the crop, drawn from the tensor
+    assert [guess.label for guess in found.top] == [names[i] for i in found.outputs.argsort(descending=True)]
+
+
+def test_the_numbers_are_those_of_the_model():
+    model = tiny()
+    found = rectgrad.explain(PIXELS, model)
+    outputs = model.module(inputs_of(model))[0].detach()
+    assert torch.equal(found.outputs, outputs)
+    assert found.top == tuple(model.top(outputs))
+    assert found.target == found.top[0]
+    assert found.method == rectgrad.METHODS[rectgrad.recommended("where")]
+    assert np.array_equal(np.asarray(found.photo), np.asarray(model.crop(Image.fromarray(PIXELS))))
+    again = rectgrad.explain(inputs_of(model), model)
+    assert np.array_equal(np.asarray(again.photo), np.asarray(found.photo))  # the preparation undone
+    assert "relu" in str(found.trace)
+    assert "rectified" in str(found.trace)
+
+
+def test_a_photo_on_its_side_is_turned_as_its_orientation_says(tmp_path):
+    picture = Image.fromarray(PIXELS)
+    turned, exif = picture.rotate(90, expand=True), Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "a.png", exif=exif)
+    for given in (tmp_path / "a.png", Image.open(tmp_path / "a.png")):
+        assert torch.equal(rectgrad.explain(given, tiny()).map, rectgrad.explain(picture, tiny()).map)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", rectgrad.METHODS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_pass_recorded_for_one_method_gives_its_map_to_the_last_bit(network, method):
+    model, x = NETWORKS[network](0)
+    if isinstance(x, tuple):
+        pytest.skip("pictures are single tensors")
+    chosen = rectgrad.METHODS[method]
+    try:
+        expected = rectgrad.attribute(model, x, chosen, 1)
+    except rectgrad.UnsupportedModelError:
+        return
+    kept = record_for(model, x, chosen)
+    assert torch.equal(kept.attribute(chosen, 1), expected)
+    assert torch.equal(kept.attribute(chosen, 0), rectgrad.attribute(model, x, chosen, 0))
+    assert torch.equal(kept.attribute(chosen, 1), expected)
+
+
+def test_one_forward_pass_for_the_map_and_the_specificity():
+    model, calls = tiny(), []
+    model.module.register_forward_pre_hook(lambda *_: calls.append(1))
+    rectgrad.explain(PIXELS, model)
+    assert len(calls) == 1
+    rectgrad.explain(PIXELS, model, "integrated_gradients", steps=3)
+    before = len(calls)
+    rectgrad.explain(PIXELS, model, "integrated_gradients", steps=3, specificity=True)
+    assert len(calls) - before > before - 1
+
+
+def test_the_library_s_warnings_are_kept_and_raised():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3), nn.Dropout()).eval()
+    with pytest.warns(UserWarning, match="passed nothing") as raised:
+        found = rectgrad.explain(torch.rand(3, 2, 2), net)
+    assert [str(each.message) for each in raised] == list(found.warnings)
+    assert raised[0].filename == __file__
+    assert len(found.warnings) == 1
+    assert (found.specificity, found.specificity_note) == (None, "the map is zero")
+    assert "passed nothing" in found._repr_html_()
+    with pytest.warns(UserWarning, match="training mode"):
+        found = rectgrad.explain(torch.rand(3, 2, 2), net.train(), "saliency")
+    assert "training mode" in found.warnings[0]
+
+
+def test_a_warning_about_one_picture_is_not_told_of_the_others():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 60), nn.ReLU(), nn.Linear(60, 3)).eval()
+    x = torch.rand(2, 3, 2, 2)
+    net[1].bias.data.zero_()
+    x[1] *= 1e-6
+    with pytest.warns(UserWarning, match="sample 1"):
+        first, second = rectgrad.explain(x, net, tau=1e-3)
+    assert not first.warnings
+    assert second.warnings
+
+
+def test_a_model_s_own_warnings_are_passed_on():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            import warnings
+
+            warnings.warn("of the model", UserWarning, stacklevel=1)
+            return x.relu().sum((2, 3))
+
+    with pytest.warns(UserWarning, match="of the model"):
+        found = rectgrad.explain(torch.rand(3, 8, 8), Noisy(), "saliency")
+    assert found.warnings == ()
+
+
+def test_explanations_hold_no_activations():
+    import gc
+
+    def held():
+        gc.collect()
+        return sum(x.numel() for x in gc.get_objects() if type(x) is torch.Tensor)
+
+    model = tiny()
+    rectgrad.explain(PIXELS, model)
+    before = held()
+    kept = [rectgrad.explain(PIXELS, model) for _ in range(3)]
+    assert held() - before <= sum(each.map.numel() + each.outputs.numel() for each in kept)

@@ -1,0 +1,57 @@
+"""Explanation: what a person reads, and what a program loads."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import rectgrad
+from tiny_model import tiny
+
+X = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_repr_is_one_line_with_class_method_and_specificity():
+    found = rectgrad.explain(X, tiny(), target="blue bird", q=60)
+    said = repr(found)
+    for part in ("blue bird", "rectgrad q=60", "tiny", "3 × 32 × 32", f"specificity {found.specificity:.2f}"):
+        assert part in said
+    assert "\n" not in said
+
+
+def test_the_picture_shows_photo_map_overlay_and_notes():
+    found = rectgrad.explain(X, tiny())
+    drawn = found.show()
+    alone = rectgrad.explain(X, tiny().module).show()
+    assert drawn.width > 3 * 448
+    assert 448 < alone.width < 2 * 448  # no photo, no overlay
+    assert drawn.height > 448 + 24 + 30 + 12 + 20  # a line of notes below
+    assert found.show(dark=True).getpixel((0, 0)) == (16, 17, 20)
+
+
+def test_a_saved_picture_and_saved_data(tmp_path):
+    found = rectgrad.explain(X, tiny(), target=2, q=60)
+    assert found.save(tmp_path / "new" / "a.png") == tmp_path / "new" / "a.png"
+    with Image.open(tmp_path / "new" / "a.png") as picture:
+        assert np.array_equal(np.asarray(picture), np.asarray(found.show()))
+    found.save(str(tmp_path / "a.npz"))
+    with np.load(tmp_path / "a.npz") as data:
+        assert np.array_equal(data["map"], found.map.numpy())
+        assert np.array_equal(data["outputs"], found.outputs.numpy())
+        assert int(data["target"]) == 2
+        settings = json.loads(str(data["settings"]))
+    assert (settings["model"], settings["method"], settings["options"]["q"]) == ("tiny", "rectgrad", 60)
+    with pytest.raises(ValueError, match=r"ends in \.png or \.npz, not .*a\.jpg"):
+        found.save(tmp_path / "a.jpg")
+
+
+def test_a_notebook_shows_the_picture_and_escapes_names():
+    found = rectgrad.explain(X, tiny(), labels=["<b>", "x & y", "c", "d"], target="<b>")
+    html = found._repr_html_()
+    assert "data:image/png;base64," in html
+    assert "&lt;b&gt;" in html
+    assert "x &amp; y" in html
+    assert "<b>" not in html
+    assert "Specificity" in html
