@@ -103,6 +103,8 @@ class Client:
             return dict(found)
 
     def close(self) -> None:
+        """As a page that is closed."""
+        self.http.post("/api/pause", content=self.http.headers["session"])
         self.http.close()
 
 
@@ -149,7 +151,7 @@ def page_of(opened, url: str, width: int = 1440, height: int = 900, dark: bool =
 def ready(page, maps: int = 1) -> None:
     """Waits until all maps and their specificities are shown."""
     page.wait_for_function(
-        """([selector, maps]) => { const found = document.querySelectorAll(`${selector} .trust p`);
+        """([selector, maps]) => { const found = document.querySelectorAll(`${selector} .trust:not(.old) p`);
         return found.length === maps && !document.querySelector('.waiting'); }""",
         arg=[MAP, maps],
     )

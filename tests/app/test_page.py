@@ -89,7 +89,7 @@ def test_a_walk_through(page, tmp_path, monkeypatch):
 
     check(page, "saliency", "gradient_x_input")
     explorer.ready(page, 3)
-    assert page.locator(".panel b:first-child").all_inner_texts()[:4] == [
+    assert page.locator(".panel figcaption b").all_inner_texts() == [
         "Photo",
         "RectGrad",
         "Saliency",
@@ -401,7 +401,7 @@ def test_layers_sparsity_and_python_are_below_the_maps(page):
     names = page.locator("#layers figcaption b").all_inner_texts()
     assert names[0] == "ReLU 1"
     assert "blocks" in names[1]
-    assert "deepest ones may be blue" in page.inner_text("#layers")
+    assert "deepest layers may be blue" in " ".join(page.inner_text("#layers").split())
     page.click("#sparsity summary")
     page.wait_for_selector("#sparsity svg circle")
     assert page.locator("#sparsity circle").count() == 10

@@ -351,6 +351,19 @@ def test_memory_stays_level(served):
     assert max(sizes[20:]) < max(sizes[:20]) + 30
 
 
+def test_a_page_that_is_closed_frees_what_was_computed_for_it(served):
+    client = explorer.Client(served.url)
+    client.upload(png_of(7))
+    client.open()
+    first = client.maps("integrated_gradients", options={"IntegratedGradients": {"steps": 3000}})
+    again = client.maps("integrated_gradients", options={"IntegratedGradients": {"steps": 3000}})
+    client.http.post("/api/pause", content=client.http.headers["session"])
+    anew = client.maps("integrated_gradients", options={"IntegratedGradients": {"steps": 3000}})
+    times = [next(m["seconds"] for m in found if m["kind"] == "map") for found in (first, again, anew)]
+    assert times[0] == times[1] != times[2]  # computed again; the upload was kept
+    client.close()
+
+
 def test_texts_from_outside_are_data(client):
     client.upload(png_of(0), "<script>alert(1)<script>.png")
     assert client.open().json()["name"] == "<script>alert(1)<script>.png"  # JSON; the page never parses it

@@ -64,7 +64,8 @@ def run(request, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "photo.png")
 
     def call(code, *arguments, status=0):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        places = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": places}
         command = [sys.executable, "-c", f"import new_methods\n{code}", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr

@@ -24,12 +24,22 @@ def methods() -> list[dict[str, Any]]:
         {
             "name": name,
             "title": title_of(name),
-            "help": (type(method).__doc__ or "").strip().splitlines()[0] if type(method).__doc__ else "",
+            "help": _help(method),
             "kind": type(method).__name__,
             "slow": is_slow(method),
         }
         for name, method in METHODS.items()
     ]
+
+
+def _help(method: Method) -> str:
+    """The first line about a class of methods; for a listed variant, what its options do."""
+    default = query.defaults(type(method))
+    varied = [field.name for field in fields(method) if getattr(method, field.name) != default[field.name]]
+    varied = [name for name in varied if not isinstance(getattr(method, name), Method)]
+    if varied:
+        return " ".join(help_of(method, name) for name in varied)
+    return (type(method).__doc__ or "").strip().partition("\n")[0]
 
 
 def options() -> dict[str, list[dict[str, Any]]]:

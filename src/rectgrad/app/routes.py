@@ -148,12 +148,13 @@ class Explorer:
         )
         prediction = await self.compute(("classes", found.digest), lambda: self.service.classified(found))
         session.remember(given.photo, prediction)
-        self.sessions.look(session, prediction.digest)
         return prediction, shown
 
     async def prediction(self, session: Session, given: Opening) -> Prediction:
         known = session.predictions.get((given.photo, given.model))
-        return known or (await self.opened(session, given))[0]
+        prediction = known or (await self.opened(session, given))[0]
+        self.sessions.look(session, prediction.digest)
+        return prediction
 
     async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
         """The result of a computation; it is stopped if the caller is."""
@@ -248,6 +249,16 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
             **streams.advice(),
         }
 
+    @app.post("/api/pause")
+    async def pause(request: Request) -> None:
+        """A page is closed or loaded again: its uploads stay for a while, what was computed for it does not.
+
+        The session is the body, because a browser sets no headers at that moment.
+        """
+        own = sessions.get((await _body(request, 100)).decode("ascii", "replace"))
+        if own is not None:
+            sessions.look(own, "")
+
     @app.post("/api/upload")
     async def upload(request: Request, name: str = "photo", session: str = Header()) -> dict[str, str]:
         own = explorer.session(session)
@@ -257,7 +268,9 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
     @app.post("/api/open")
     async def open_photo(given: Opening, session: str = Header()) -> dict[str, Any]:
-        prediction, shown = await explorer.opened(explorer.session(session), given)
+        own = explorer.session(session)
+        prediction, shown = await explorer.opened(own, given)
+        sessions.look(own, prediction.digest)
         return {
             "photo": given.photo,
             "model": given.model,
@@ -305,7 +318,7 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
         query = view.query()
         prediction = await explorer.prediction(explorer.session(session), view)
         content = await _file(explorer, kind, prediction, query)
-        name = quote(f"{Path(prediction.name).stem}-rectgrad.{kind}")
+        name = quote(f"{Path(prediction.name).stem}-explained.{kind}")
         return Response(
             content,
             media_type="application/octet-stream",

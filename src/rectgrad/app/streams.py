@@ -17,7 +17,7 @@ from rectgrad.app.service import QS, Prediction, Service
 from rectgrad.app.sessions import Request
 from rectgrad.app.work import Task, Work
 from rectgrad.explanation import Explanation, recommended
-from rectgrad.explanation.trust import LOW
+from rectgrad.explanation.trust import LOW, caution
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import describe, name_of
 
@@ -181,14 +181,21 @@ async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Meth
         async for each in waiting.result(waiting.join(key, compute, slow)):
             if not isinstance(each, int):
                 found: Explanation = each[1]
-                low = found.specificity is not None and found.specificity < LOW
-                content |= {"value": found.specificity, "note": found.specificity_note, "low": low}
-                yield drawing.message(content)
+                yield drawing.message(content | _said(found))
             elif slow:
                 progress = {"done": each, "total": controls.evaluations(method)}
                 yield drawing.message({"kind": "progress", "method": name} | progress)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         yield drawing.message(content | {"note": sentence(error)})
+
+
+def _said(found: Explanation) -> dict[str, Any]:
+    """The specificity as the page shows it. A button there offers the better method, so no sentence does."""
+    value, note = found.specificity, found.specificity_note
+    low = value is not None and value < LOW
+    if value is not None and low:
+        note = caution(value, recommended("why this class"))
+    return {"value": value, "note": note, "low": low}
 
 
 async def layers(

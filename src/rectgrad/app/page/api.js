@@ -54,6 +54,8 @@ export async function* stream(path, body, signal) {
   }
 }
 
+addEventListener("pagehide", () => navigator.sendBeacon("api/pause", session));
+
 function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   return withSession(() => send(path, { body: JSON.stringify(body), headers, signal }));

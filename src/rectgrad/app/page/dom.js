@@ -14,6 +14,7 @@ export function element(tag, attributes = {}, ...children) {
 export function menu(button, list) {
   const toggle = (open) => {
     list.hidden = !open;
+    if (open && getComputedStyle(list).position === "fixed") place(button, list);
     button.setAttribute("aria-expanded", String(open));
   };
   button.addEventListener("click", () => toggle(list.hidden));
@@ -33,6 +34,18 @@ export function menu(button, list) {
     });
   }
   return () => toggle(false);
+}
+
+/** Puts a menu below its button, inside the window whatever scrolls around it. */
+function place(button, list) {
+  const box = button.getBoundingClientRect();
+  const width = Math.min(Math.max(box.width, 360), innerWidth - 24);
+  Object.assign(list.style, {
+    top: `${box.bottom + 6}px`,
+    left: `${Math.min(box.left, innerWidth - width - 12)}px`,
+    width: `${width}px`,
+    maxHeight: `${Math.max(innerHeight - box.bottom - 18, 160)}px`,
+  });
 }
 
 /** Shows a problem below the maps, or hides the last one. */

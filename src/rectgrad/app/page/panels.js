@@ -60,7 +60,7 @@ function panel(name) {
   caption.append(made.remove);
   made.progress = element("progress", { "aria-label": `Progress of ${title}`, hidden: "" });
   made.scale = element("canvas", { "aria-hidden": "true" });
-  made.legend = element("p", { class: "legend", hidden: "" });
+  made.legend = element("p", { class: "legend" });
   made.trust = element("div", { class: "trust" });
   made.warnings = element("ul", { class: "warnings", "aria-label": `Warnings about ${title}`, hidden: "" });
   view.append(made.progress);
@@ -82,8 +82,17 @@ export async function showPhoto(found) {
   own.settings.textContent = found.name;
   own.view.setAttribute("aria-label", `Photo: ${found.name}. Enlarge`);
   drawPhoto(own.base, photo);
-  for (const each of panels.values()) each.pale = null;
+  for (const [name, each] of panels) if (name !== "photo") forget(each);
   fit();
+}
+
+/** Empties a panel: its map belongs to another photo. */
+function forget(own) {
+  own.pale = own.found = null;
+  own.map.width = own.base.width = 1;
+  for (const part of [own.legend, own.trust, own.warnings]) part.replaceChildren();
+  own.warnings.hidden = true;
+  own.trust.className = "trust";
 }
 
 /** Shows the map of a method. */
@@ -100,6 +109,7 @@ export function showMap(name, map, label) {
   own.view.setAttribute("aria-label", `Map by ${own.title} for ${label}. Enlarge`);
   own.warnings.replaceChildren(...map.warnings.map((text) => element("li", {}, text)));
   own.warnings.hidden = !map.warnings.length;
+  own.trust.classList.add("old"); // until that of this map arrives
   paint(name);
 }
 
@@ -129,7 +139,6 @@ function paint(name) {
   own.legend.title = own.found.signed
     ? "Red pixels raise the score of the class, blue ones lower it; the background colour has no effect."
     : "The stronger the colour, the more a pixel raises the score of the class.";
-  own.legend.hidden = false;
 }
 
 /** Shows how far a map belongs to its class. */
@@ -180,12 +189,6 @@ export function failed(name, text) {
   own.trust.replaceChildren();
   own.warnings.replaceChildren(element("li", {}, text));
   own.warnings.hidden = false;
-}
-
-/** Forgets what belongs to another photo or class. */
-export function clear(name) {
-  const own = panels.get(name);
-  if (own?.trust) own.trust.replaceChildren();
 }
 
 // --- size ---
