@@ -1,20 +1,21 @@
-"""The calls people make: attribute, record, layer_attributions."""
+"""The calls people make: attribute, record, capture, layer_attributions, propagate."""
 
 from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
+from rectgrad.engine import bridge
 from rectgrad.engine.backward import Maps, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
-from rectgrad.engine.bridge import propagate as propagate
 from rectgrad.engine.capture import Captured, close_to
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.op import Op, UnsupportedModelError
@@ -32,6 +33,7 @@ from rectgrad.engine.torch_private import (
     restore_function_modes,
     saved_tensor_hooks,
     set_grad_enabled,
+    tensors_in,
 )
 from rectgrad.engine.trace import Trace, module_names
 from rectgrad.methods.catalog import as_method
@@ -39,18 +41,26 @@ from rectgrad.methods.method import Method
 
 T = TypeVar("T")
 
+Model = Callable[..., object]  # a module, or a function of the inputs
+Inputs = TypeVar("Inputs", bound=Tensor | tuple[Tensor, ...])  # a tuple of inputs gives a tuple of maps
+Target = int | Sequence[int] | Tensor | Callable[..., Tensor] | None
+Args = Sequence[object]  # further arguments of the model
+Kwargs = Mapping[str, object]
+OptionValue = float | str | bool | Tensor | tuple[Tensor, ...] | Method | None
+Rules = Mapping[str, Callable[[Op, Tensor], Tensor | tuple[Tensor | None, ...]]]
+
 
 def attribute(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Inputs,
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
     batch_size: int | None = None,
-    **options: Any,
-) -> Any:
+    **options: OptionValue,
+) -> Inputs:
     """What `model` looked at in `inputs`: a tensor of the same shape (a tuple for a tuple).
 
     method: a name in METHODS, with its options as keywords, or an instance. target: the class to explain, an
@@ -73,7 +83,7 @@ def attribute(
     return _given_back(preserved(request, maps), isinstance(inputs, tuple))
 
 
-class Record:
+class Record(Generic[Inputs]):
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, request: Request, as_tuple: bool, only: Method | None = None) -> None:
@@ -96,12 +106,20 @@ class Record:
         one_pass = self._only.one_backward and self._only.runs_model
         return request.recording(Plan.of(self._only) if one_pass else NO_RULES, named=True)
 
+    def __repr__(self) -> str:
+        given, said = (_shapes(x) for x in (self._request.inputs, self.outputs))
+        name = getattr(self._request.model, "__name__", type(self._request.model).__name__)
+        device = self._request.inputs[0].device
+        return f"Record({name}, inputs {given}, outputs {said}, {len(self._trace.rows)} ops, {device})"
+
     @property
     def trace(self) -> Trace:
         """The ops of the last pass and the rule each one used; prints as a table."""
         return self._trace
 
-    def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
+    def attribute(
+        self, method: str | Method = "rectgrad", target: Target = None, **options: OptionValue
+    ) -> Inputs:
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         chosen = as_method(method, options)
         assert self._only is None or chosen == self._only
@@ -125,12 +143,18 @@ class Record:
         return maps
 
 
+def _shapes(values: Any) -> str:
+    """The shapes of the tensors in a value, for a person."""
+    shapes = [" × ".join(map(str, x.shape)) or "scalar" for x in tensors_in(values)]
+    return ", ".join(shapes) or type(values).__name__
+
+
 ANY_METHOD = Plan("any method", {}, facts=())
 
 
 def record(
-    model: Any, inputs: Any, *, forward_args: tuple = (), forward_kwargs: dict[str, Any] | None = None
-) -> Record:
+    model: Model, inputs: Inputs, *, forward_args: Args = (), forward_kwargs: Kwargs | None = None
+) -> Record[Inputs]:
     """Run the model once and keep the pass, for many methods or classes.
 
     Its memory is held as long as the record is.
@@ -141,16 +165,16 @@ def record(
     return _kept(_request(model, inputs, None, forward_args, forward_kwargs), isinstance(inputs, tuple))
 
 
-def record_for(model: Any, inputs: Tensor, method: Method) -> Record:
+def record_for(model: Model, inputs: Tensor, method: Method) -> Record[Tensor]:
     """`record` for one known method: it costs no more than `attribute`, and further classes one backward pass
     each. Its maps are those of `attribute` to the last bit."""
     return _kept(_request(model, inputs, None, (), None), as_tuple=False, only=method)
 
 
-def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record:
+def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record[Any]:
     request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may modify theirs
 
-    def kept() -> Record:
+    def kept() -> Record[Any]:
         if only is not None:
             _refuse(request, only)
         _warn_training(request)
@@ -160,15 +184,15 @@ def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Recor
 
 
 def capture(
-    model: Any,
-    example: Any,
+    model: Model,
+    example: Inputs,
     method: str | Method = "rectgrad",
     *,
-    target: Any = None,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Capture:
+    target: Target = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
+) -> Capture[Inputs]:
     """Prepare a model for many calls with inputs of the example's shape, type and device.
 
     On CUDA the forward and the backward pass become one CUDA graph, and the model's Python does not run
@@ -184,8 +208,10 @@ def capture(
     as_tuple = isinstance(example, tuple)
 
     def ordinary(inputs: Maps, asked: Any) -> Maps:
-        given = (inputs if as_tuple else inputs[0], chosen, asked)
-        maps = attribute(model, *given, forward_args=forward_args, forward_kwargs=forward_kwargs)
+        given: Any = inputs if as_tuple else inputs[0]
+        maps = attribute(
+            model, given, chosen, asked, forward_args=forward_args, forward_kwargs=forward_kwargs
+        )
         return maps if as_tuple else (maps,)
 
     def captured() -> Captured:
@@ -197,19 +223,19 @@ def capture(
     return Capture(found, as_tuple).agreeing(request, ordinary)
 
 
-class Capture:
+class Capture(Generic[Inputs]):
     """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
 
     def __init__(self, captured: Captured, as_tuple: bool) -> None:
         self._captured, self._as_tuple = captured, as_tuple
 
-    def __call__(self, inputs: Any, target: Any = None) -> Any:
+    def __call__(self, inputs: Inputs, target: Target = None) -> Inputs:
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         for x in tensors:
             _check_input(x, tensors[0])
         return _given_back(self._captured.maps(tensors, target), self._as_tuple)
 
-    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture:
+    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture[Inputs]:
         """Itself, if it agrees with an ordinary call on the example and on a changed one."""
         if self._captured.replays:
             for inputs in (request.inputs, tuple(0.5 * x.roll(1, 0) for x in request.inputs)):
@@ -231,15 +257,30 @@ class Capture:
         self._captured.release()
 
 
+def propagate(rules: Rules) -> AbstractContextManager[Trace]:
+    """Run a model with your own backward rules.
+
+    `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
+    `op.inputs`). Inside the context, calls that depend on a tensor requiring a gradient are recorded; the
+    rules act in every backward pass through them, inside the context or after it. Parameters get no
+    gradient. Yields the trace; printed, it is a table of the ops and the rule that each one used.
+
+        with rectgrad.propagate({"relu": lambda op, R: R.clamp(min=0)}) as trace:
+            model(x)[0, 281].backward()
+        print(trace)
+    """
+    return bridge.propagate(rules)
+
+
 def layer_attributions(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Tensor | tuple[Tensor, ...],
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
 ) -> list[tuple[str, Tensor]]:
     """For every rectified activation, from the output to the input: (layer, a * R averaged over channels).
 
@@ -302,7 +343,7 @@ def unwrap(model: Any) -> tuple[Any, torch.device | None]:
             return model, device
 
 
-def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
+def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | None) -> Request:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
@@ -310,7 +351,7 @@ def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
         _check_input(x, tensors[0])
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
-    if kwargs is not None and not isinstance(kwargs, dict):
+    if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
     if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it

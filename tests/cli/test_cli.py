@@ -72,6 +72,20 @@ def test_explain_writes_picture_record_and_map(run, tmp_path):
     assert np.allclose(np.load("results/cat.npy"), expected.numpy(), atol=1e-6)
 
 
+def test_specificity_is_in_the_record_and_printed(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    common = ("explain", cat, "--model", TINY, "--out", "r")
+    _, out, _ = run(*common, "--q", "60")
+    expected = rectgrad.explain(cat, TINY, q=60)
+    assert json.loads(Path("r/cat.json").read_text())["specificity"] == round(expected.specificity, 4)
+    assert expected.notes[0] in out
+    smooth = (*common, "--method", "smoothgrad", "--samples", "2")
+    _, out, _ = run(*smooth)
+    assert "Specificity –: not computed" in out
+    _, out, _ = run(*smooth, "--specificity", "--json")
+    assert 0 <= json.loads(out)["specificity"] <= 1
+
+
 def test_explain_follows_method_options_and_target(run, tmp_path):
     cat = photo(tmp_path / "cat.png")
     common = ("explain", cat, "--model", TINY, "--maps", "npz", "--out", "r", "--target", "blue bird")

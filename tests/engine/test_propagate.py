@@ -207,3 +207,18 @@ def test_importing_rectgrad_pulls_in_torch_and_numpy_alone():
 
 def test_every_rectifier_is_a_family():
     assert set(ops.FAMILIES) >= ops.RECTIFIERS
+
+
+def test_a_long_trace_prints_as_a_screenful_and_whole_on_demand():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(15) for layer in (nn.Linear(30, 30), nn.ReLU())]
+    kept = rectgrad.record(nn.Sequential(*layers).eval(), torch.randn(1, 30))
+    kept.attribute("rectgrad", 0, q=20)
+    whole, shown = kept.trace.table(all=True).splitlines(), str(kept.trace).splitlines()
+    assert len(whole) == 31
+    assert shown == [
+        *whole[:13],
+        "... 12 more; trace.table(all=True) shows every call",
+        *whole[-6:],
+        "30 calls: 15 plain, 15 rectified",
+    ]

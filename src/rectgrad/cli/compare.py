@@ -14,6 +14,7 @@ from PIL import Image
 from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
+from rectgrad.explanation.result import value_of
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import gini
@@ -73,9 +74,10 @@ class Compared(NamedTuple):
     name: str
     caption: str
     rows: list[list[image.Panel]]
+    notes: list[str]
 
     def sheet(self, dark: bool) -> Image.Image:
-        return image.sheet(self.rows, self.caption, labels=LABELS, dark=dark)
+        return image.sheet(self.rows, self.caption, labels=LABELS, dark=dark, notes=self.notes)
 
 
 def _finish(done: list[Compared], out: Path, together: bool, dark: bool) -> Path:
@@ -83,7 +85,8 @@ def _finish(done: list[Compared], out: Path, together: bool, dark: bool) -> Path
     if together:
         rows = [row for each in done for row in each.rows]
         labels = [label for each in done for label in (each.caption, LABELS[1])]
-        files.save_picture(image.sheet(rows, labels=labels, dark=dark), out / "compare.png")
+        notes = [f"{each.name}: {note}" for each in done for note in each.notes]
+        files.save_picture(image.sheet(rows, labels=labels, dark=dark, notes=notes), out / "compare.png")
         return out / "compare.png"
     if len(done) == 1:
         return out / f"{done[0].name}.png"
@@ -95,23 +98,24 @@ def compared(
     network: shared.Network, methods: dict[str, Method], source: Source, photo: Image.Image, dark: bool
 ) -> Compared:
     crop = network.model.crop(photo)
-    recorded = network.record(crop)
-    probabilities = getattr(recorded.outputs, "logits", recorded.outputs).float().softmax(1)[0]
-    index = int(probabilities.argmax()) if network.target is None else network.target
-    planes = {name: image.plane(recorded.attribute(method, index)[0]) for name, method in methods.items()}
+    found = dict(zip(methods, network.explain(crop, methods.values()), strict=True))
+    planes = {name: image.plane(each.map) for name, each in found.items()}
     thresholded = {n: p if methods[n].thresholds else image.final_threshold(p) for n, p in planes.items()}
     blank = image.Panel(Image.new("RGB", crop.size, image.PAGE[dark]), framed=False)
     first = image.Panel(crop, "photo", " ", smooth=True)
-    caption = f"{network.model.label(index)}  {float(probabilities[index]):.0%}"
-    return Compared(
-        source.name, caption, [[first, *_panels(planes, dark)], [blank, *_panels(thresholded, dark)]]
-    )
+    specificities = {name: f", specificity {value_of(each)}" for name, each in found.items()}
+    rows = [
+        [first, *_panels(planes, dark, specificities)],
+        [blank, *_panels(thresholded, dark, dict.fromkeys(planes, ""))],
+    ]
+    notes = shared.caution_lines({title_of(name): each for name, each in found.items()})
+    return Compared(source.name, next(iter(found.values())).caption, rows, notes)
 
 
-def _panels(planes: dict[str, Any], dark: bool) -> list[image.Panel]:
+def _panels(planes: dict[str, Any], dark: bool, notes: dict[str, str]) -> list[image.Panel]:
     scheme = "signed_dark" if dark else "signed"
     return [
-        image.Panel(image.colour(plane, scheme), title_of(name), f"Gini {_sparsity(plane):.2f}")
+        image.Panel(image.colour(plane, scheme), title_of(name), f"Gini {_sparsity(plane):.2f}{notes[name]}")
         for name, plane in planes.items()
     ]
 

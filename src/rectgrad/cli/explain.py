@@ -36,6 +36,9 @@ def explain_command(
     dark: shared.Dark = False,
     engine: Annotated[str, typer.Option(help="local, or ray: all cores, or a cluster.")] = "local",
     again: Annotated[bool, typer.Option("--again", help="Recompute existing results.")] = False,
+    specificity: Annotated[
+        bool, typer.Option("--specificity", help="Compute it also for methods that need many passes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per photo.")] = False,
     *,
     options: dict[str, Any],
@@ -64,6 +67,7 @@ def explain_command(
         dark,
         made_from,
         again,
+        specificity or None,
     )
     shared.prepare_output(out)
     run = (
@@ -119,6 +123,8 @@ def _print_results(plan: Plan, results: list[dict[str, Any]], computed: int) -> 
     for result in results[:1] if len(results) == 1 else []:
         for candidate in result["top5"]:
             print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+        for note in result["notes"]:
+            print(note)
     existing = f", {len(results) - computed} of them earlier" if computed < len(results) else ""
     if len(results) > 1:
         print(f"{len(results)} photos explained{existing}")

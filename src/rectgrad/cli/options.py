@@ -5,10 +5,11 @@ The options of a method are the fields of its dataclass: names, types and help t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -18,8 +19,10 @@ import typer
 from PIL import Image
 from torch import Tensor
 
-from rectgrad import photos
-from rectgrad.api import Record, record
+from rectgrad import explanation, photos
+from rectgrad.api import record
+from rectgrad.explanation import Explanation, explain_record
+from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, name_of
 from rectgrad.methods.options import type_of
@@ -100,14 +103,26 @@ class Network(NamedTuple):
     device: str
     target: int | None
 
-    def record(self, crop: Image.Image) -> Record:
-        """Records the forward pass of a photo that was cropped for the network."""
-        recorded = record(self.model.module, self.inputs(crop))
-        self.model.check_labels(getattr(recorded.outputs, "logits", recorded.outputs).shape[1])
-        return recorded
+    def explain(self, crop: Image.Image, methods: Iterable[Method]) -> list[Explanation]:
+        """Explains a photo that was cropped for the network by several methods, with one forward pass."""
+        known = explanation.Network.of(self.model)
+        photo = known.from_crop(crop)
+        recorded = record(self.model.module, photo.inputs.unsqueeze(0).to(self.device))
+        explain = functools.partial(explain_record, recorded, known, [photo], target=self.target)
+        return [explain(method=method)[0] for method in methods]
 
     def inputs(self, crop: Image.Image) -> Tensor:
         return self.model.prepare(crop).unsqueeze(0).to(self.device)
+
+
+def caution_lines(found: Mapping[str, Explanation]) -> list[str]:
+    """What to write under a sheet of several maps, by title, if the specificity of some is low."""
+    low = {
+        name: each for name, each in found.items() if each.specificity is not None and each.specificity < LOW
+    }
+    return (
+        [f"Low specificity ({', '.join(low)}): {next(iter(low.values())).specificity_note}."] if low else []
+    )
 
 
 def network(name: str, weights: Path | None, labels: Path | None, device: str, target: str | None) -> Network:

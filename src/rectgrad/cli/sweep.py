@@ -11,6 +11,7 @@ from PIL import Image
 from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
+from rectgrad.explanation.result import value_of
 from rectgrad.methods import RectGrad
 from rectgrad.photos import files
 from rectgrad.photos.stream import batches
@@ -41,17 +42,19 @@ def sweep(
     shared.prepare_output(out)
     sources = shared.find_photos(images, out)
     network = shared.network(model, weights, labels, device, target)
-    rows, names, broken = [], [], list[str]()
+    rows, names, notes, broken = [], [], dict[str, None](), list[str]()
     with progress(len(sources), "sweeping") as advance:
         for source, photo in shared.read_photos(sources, broken):
-            rows.append(_row(network, methods, photo, dark))
+            row, cautions = _row(network, methods, photo, dark)
+            rows.append(row)
+            notes |= dict.fromkeys(cautions)
             names.append(source.name)
             advance()
     if rows:
         shown = (
             rows if len(rows) > 1 else list(batches(rows[0], 6))
         )  # a single photo is wrapped over several rows
-        page = image.sheet(shown, labels=names if len(rows) > 1 else (), dark=dark)
+        page = image.sheet(shown, labels=names if len(rows) > 1 else (), dark=dark, notes=list(notes))
         files.save_picture(page, out / "sweep.png")
         print(out / "sweep.png")
     return shared.exit_status(broken)
@@ -59,17 +62,15 @@ def sweep(
 
 def _row(
     network: shared.Network, methods: dict[str, RectGrad], photo: Image.Image, dark: bool
-) -> list[image.Panel]:
+) -> tuple[list[image.Panel], list[str]]:
     crop = network.model.crop(photo)
-    recorded = network.record(crop)
-    probabilities = getattr(recorded.outputs, "logits", recorded.outputs).float().softmax(1)[0]
-    index = int(probabilities.argmax()) if network.target is None else network.target
-    title = f"{network.model.label(index)}  {float(probabilities[index]):.0%}"
-    panels = [image.Panel(crop, title, smooth=True)]
-    for name, method in methods.items():
-        plane = image.plane(recorded.attribute(method, index)[0])
-        panels.append(image.Panel(image.colour(plane, "signed_dark" if dark else "signed"), name))
-    return panels
+    found = network.explain(crop, methods.values())
+    scheme = "signed_dark" if dark else "signed"
+    panels = [image.Panel(crop, found[0].caption, " ", smooth=True)]
+    for name, each in zip(methods, found, strict=True):
+        drawn = image.colour(image.plane(each.map), scheme)
+        panels.append(image.Panel(drawn, name, f"specificity {value_of(each)}"))
+    return panels, shared.caution_lines(dict(zip(methods, found, strict=True)))
 
 
 def _level(text: str) -> float:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _FUNCTION_FILE = torch.autograd.function.__file__
+_SCREEN = 18  # rows of a table that is not shown whole
 _LINEAR_IN_ONE = frozenset("conv conv_transpose linear matmul mul div batch_norm".split())
 
 
@@ -73,14 +74,28 @@ class Trace:
         rows = zip(self.rows, self.layers(), strict=True)
         return [layer for row, layer in rows if row.rule == "plain" and not linear(row)]
 
-    def __str__(self) -> str:
+    def table(self, all: bool = False) -> str:
+        """One line for each call: op, layer, shape, rule. A long table is cut to a screenful unless `all`."""
         lines = [("op", "layer", "shape", "rule")]
         for row, layer in zip(self.rows, self.layers(), strict=True):
             lines.append((row.family or row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
-        return "\n".join(
-            "  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)).rstrip() for x in lines
-        )
+        drawn = ["  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)).rstrip() for x in lines]
+        return "\n".join(drawn if all or len(self.rows) <= _SCREEN else self._cut(drawn))
+
+    def _cut(self, drawn: list[str]) -> list[str]:
+        """The first and the last lines of a table, and how often each rule was used."""
+        first, last = _SCREEN * 2 // 3, _SCREEN // 3
+        rules = Counter(row.rule for row in self.rows).most_common()
+        return [
+            *drawn[: first + 1],
+            f"... {len(self.rows) - first - last} more; trace.table(all=True) shows every call",
+            *drawn[-last:],
+            f"{len(self.rows)} calls: " + ", ".join(f"{count} {rule}" for rule, count in rules),
+        ]
+
+    def __str__(self) -> str:
+        return self.table()
 
     __repr__ = __str__
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import record_for
+from rectgrad.api import Model, OptionValue, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -36,12 +39,55 @@ __all__ = [
     "specificity",
 ]
 
-Target = None | int | str | Sequence[int] | Sequence[str] | Tensor | Callable[..., Tensor]
+Target = int | str | Sequence[int | str] | Tensor | Callable[..., Tensor] | None
+Pictures = TypeVar("Pictures", bound=Picture)  # a list of paths is also a list of pictures
 
 
+@overload
 def explain(
-    image: Picture | Sequence[Picture],
-    model: str | ImageModel | Callable[..., object] | None = None,
+    image: str | Path | Image.Image | np.ndarray,
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> Explanation: ...
+@overload
+def explain(
+    image: list[Pictures] | tuple[Pictures, ...],
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> list[Explanation]: ...
+@overload
+def explain(
+    image: Tensor,
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> Explanation | list[Explanation]: ...
+def explain(
+    image: Picture | list[Pictures] | tuple[Pictures, ...],
+    model: str | ImageModel | Model | None = None,
     method: str | Method | None = None,
     target: Target = None,
     *,
@@ -50,8 +96,8 @@ def explain(
     device: str | torch.device | None = None,
     batch_size: int = 8,
     specificity: bool | None = None,
-    **options: Any,
-) -> Any:
+    **options: OptionValue,
+) -> Explanation | list[Explanation]:
     """What a network looked at in a picture: an `Explanation`; a list of them for several pictures.
 
     image: a path, a PIL image, an array (H, W, 3) of uint8 or of floats from 0 to 1, or a tensor that the

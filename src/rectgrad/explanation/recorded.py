@@ -162,7 +162,7 @@ def _missing(method: Method, scores: Tensor | None, index: Tensor | None, asked:
     if index is None:
         return "the explained score is not that of one class"
     if asked is False or (asked is None and not method.one_backward):
-        return "not computed; specificity=True does so, at the cost of a second map"
+        return "not computed; specificity=True, or --specificity, does so at the cost of a second map"
     return ""
 
 

@@ -55,9 +55,11 @@ class Explanation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What belongs under every picture of this map: its specificity, a caution, the warnings."""
-        value = "–" if self.specificity is None else f"{self.specificity:.2f}"
         note = f": {self.specificity_note}" if self.specificity_note else ""
-        return (f"Specificity {value}{note}.", *(f"Warning: {sentence}." for sentence in self.warnings))
+        return (
+            f"Specificity {value_of(self)}{note}.",
+            *(f"Warning: {sentence}." for sentence in self.warnings),
+        )
 
     @property
     def settings(self) -> dict[str, object]:
@@ -107,11 +109,10 @@ class Explanation:
         return path
 
     def __repr__(self) -> str:
-        value = "None" if self.specificity is None else f"{self.specificity:.2f}"
         parts = [
             f"{self.caption!r} by {describe(self.method)} of {self.model}",
             f"map {' × '.join(map(str, self.map.shape))}",
-            f"specificity {value}",
+            f"specificity {value_of(self)}",
         ]
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning{'s' if len(self.warnings) > 1 else ''}")
@@ -127,6 +128,11 @@ class Explanation:
             f'<figure><img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
             f"<figcaption>Top classes: {guesses}</figcaption></figure>"
         )
+
+
+def value_of(explanation: Explanation) -> str:
+    """The specificity as it is printed; a dash if there is none."""
+    return "–" if explanation.specificity is None else f"{explanation.specificity:.2f}"
 
 
 def named(guess: Guess) -> str:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from rectgrad.image.colour import cap, colours, overlay, scheme_of
+from rectgrad.image.colour import Values, cap, colours, overlay, scheme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def figure(
-    values: Any,
+    values: Values,
     photo: Image.Image | None = None,
     title: str = "",
     *,
@@ -40,14 +40,21 @@ def figure(
     return page
 
 
-def show(values: Any, photo: Image.Image | None = None, title: str = "", **options: Any) -> Image.Image:
+def show(
+    values: Values,
+    photo: Image.Image | None = None,
+    title: str = "",
+    *,
+    name: str | None = None,
+    dark: bool = False,
+) -> Image.Image:
     """Returns the figure as a picture, which a notebook displays if the call is the last line of a cell."""
     drawn = io.BytesIO()
-    figure(values, photo, title, **options).savefig(drawn, format="png", dpi=120)
+    figure(values, photo, title, name=name, dark=dark).savefig(drawn, format="png", dpi=120)
     return Image.open(drawn)
 
 
-def _map(page: Figure, axis: Any, values: Any, name: str, dark: bool) -> None:
+def _map(page: Figure, axis: Any, values: Values, name: str, dark: bool) -> None:
     from matplotlib.colors import ListedColormap
 
     capped, limit = cap(values)
