@@ -51,7 +51,9 @@ def save(page, name: str, folder: Path) -> Path:
     path = Path(os.environ.get("RECTGRAD_SCREENSHOTS", folder), f"explorer-{name}.png")
     page.screenshot(path=path)
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(192, dither=Image.Dither.FLOYDSTEINBERG)
+        whole = picture.convert("RGB")
+    palette = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    small = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
     small.save(path, optimize=True)
     return path
 
