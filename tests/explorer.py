@@ -1,29 +1,32 @@
-"""The explorer as a person meets it: a server of its own and a real browser."""
+"""The explorer as a person meets it: a server of its own, a visitor without a browser, and a real browser."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
+import json
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
-from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
+MAP = ".panel:not([data-method=photo])"
 
 
 class Served:
@@ -37,12 +40,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: str) -> Iterator[Served]:
-    """`rectgrad app` in a process of its own, ended by Ctrl-C."""
+def served(*arguments: str, code: str = "from rectgrad.cli import main; main()") -> Iterator[Served]:
+    """`rectgrad app` in a process of its own, ended by Ctrl-C. `code` may change something before."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "rectgrad", "app", *arguments, "--no-browser", "--port", str(port)]
+    command = [sys.executable, "-c", code, "app", *arguments, "--no-browser", "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     log: list[str] = []
     reader = threading.Thread(target=lambda: log.extend(process.stdout), daemon=True)
@@ -65,6 +68,58 @@ def served(*arguments: str) -> Iterator[Served]:
             process.stdout.close()
 
 
+class Client:
+    """A visitor without a browser: uploads photos and asks for maps."""
+
+    def __init__(self, url: str, model: str = "cifar10_cnn") -> None:
+        self.http = httpx.Client(base_url=url, timeout=120)
+        self.model, self.photo = model, ""
+        self.http.headers["session"] = self.http.post("/api/session").json()["session"]
+
+    def upload(self, content: bytes, name: str = "photo.png") -> httpx.Response:
+        answer = self.http.post("/api/upload", params={"name": name}, content=content)
+        if answer.is_success:
+            self.photo = answer.json()["photo"]
+        return answer
+
+    def view(self, *methods: str, **more: Any) -> dict[str, Any]:
+        return {"photo": self.photo, "model": self.model, "methods": list(methods), **more}
+
+    def open(self, photo: str | None = None) -> httpx.Response:
+        self.photo = photo or self.photo
+        return self.http.post("/api/open", json={"photo": self.photo, "model": self.model})
+
+    def maps(self, *methods: str, **more: Any) -> list[dict[str, Any]]:
+        """The messages about some maps; `values` of a map are its capped values from -1 to 1."""
+        answer = self.http.post("/api/maps", json=self.view(*methods, **more))
+        assert answer.is_success, answer.text
+        return list(messages(answer.content))
+
+    def arrays(self, *methods: str, **more: Any) -> dict[str, np.ndarray]:
+        """The photo as the network saw it and the raw maps, as they are downloaded."""
+        answer = self.http.post("/api/download/npz", json=self.view(*methods, **more))
+        assert answer.is_success, answer.text
+        with np.load(io.BytesIO(answer.content)) as found:
+            return dict(found)
+
+    def close(self) -> None:
+        """As a page that is closed."""
+        self.http.post("/api/pause", content=self.http.headers["session"])
+        self.http.close()
+
+
+def messages(content: bytes) -> Iterator[dict[str, Any]]:
+    """The messages of a stream: their JSON, and the values of a map."""
+    while content:
+        text, data = struct.unpack("<II", content[:8])
+        message = json.loads(content[8 : 8 + text])
+        if data:
+            values = np.frombuffer(content[8 + text : 8 + text + data], "<i2") / 32767
+            message["values"] = values.reshape(message["height"], message["width"])
+        content = content[8 + text + data :]
+        yield message
+
+
 @contextlib.contextmanager
 def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
@@ -75,35 +130,42 @@ def browser() -> Iterator:
         opened.close()
 
 
-def page_of(opened, url: str, width: int = 1440, dark: bool = False):
-    """A page with nothing in it yet, its size and its theme."""
+def page_of(opened, url: str, width: int = 1440, height: int = 900, dark: bool = False, link: str = ""):
+    """A page, with the sample photo or what the link says.
+
+    The policy against foreign scripts is off: playwright evaluates its conditions as strings.
+    """
     scheme = "dark" if dark else "light"
-    context = opened.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
+    context = opened.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        bypass_csp=True,
+        permissions=["clipboard-read", "clipboard-write"],
+    )
     page = context.new_page()
     page.set_default_timeout(60_000)
-    page.goto(url + ("/?__theme=dark" if dark else "/?__theme=light"))
-    page.wait_for_selector("#photo")
+    page.goto(f"{url}/{link}")
     return page
 
 
-def sample(page, name: str = "chelsea", panels: int = 4) -> None:
-    page.click(f"#sample-{name}")
-    page.wait_for_selector(f"#maps figure:nth-child({panels})")
-    page.wait_for_selector("#curve svg")
-    page.wait_for_selector("#layers figure")
+def ready(page, maps: int = 1) -> None:
+    """Waits until all maps and their specificities are shown."""
+    page.wait_for_function(
+        """([selector, maps]) => { const found = document.querySelectorAll(`${selector} .trust:not(.old) p`);
+        return found.length === maps && !document.querySelector('.waiting'); }""",
+        arg=[MAP, maps],
+    )
 
 
-def changed(page, act, selector: str = "#maps figure:nth-child(2) img") -> float:
-    """Do something that draws anew; milliseconds until it shows, as the page's own clock has it."""
+def changed(page, act, method: str = "rectgrad") -> float:
+    """Does something that draws a map again; milliseconds until it shows, by the clock of the page."""
     page.evaluate(
-        """selector => { const before = document.querySelector(selector)?.src;
+        """method => { const panel = document.querySelector(`.panel[data-method=${method}]`);
         window.drawn = null; window.began = performance.now();
-        new MutationObserver((_, self) => {
-          const now = document.querySelector(selector)?.src;
-          if (now && now !== before) { window.drawn = performance.now(); self.disconnect(); }
-        }).observe(document.querySelector('#maps'), { subtree: true, childList: true, attributes: true });
+        new MutationObserver((_, self) => { window.drawn = performance.now(); self.disconnect(); })
+          .observe(panel, { attributeFilter: ['data-map'] });
         }""",
-        selector,
+        method,
     )
     act()
     page.wait_for_function("window.drawn !== null")
@@ -113,42 +175,30 @@ def changed(page, act, selector: str = "#maps figure:nth-child(2) img") -> float
 def set_q(page, q: float) -> None:
     page.evaluate(
         """q => { window.began = performance.now();
-        const slider = document.querySelector('#q input[type=range]');
+        const slider = document.querySelector('#q');
         slider.value = q; slider.dispatchEvent(new Event('input', { bubbles: true })); }""",
         q,
     )
 
 
 def choose(page, control: str, text: str) -> None:
-    """Type into a list and take the first match."""
-    page.click(f"{control} input")
-    page.fill(f"{control} input", text)
-    page.wait_for_selector("ul[role=listbox] li")
+    """Types into a list and takes the first match."""
+    page.click(control)
+    page.fill(control, text)
+    page.wait_for_function(
+        """([list, text]) => document.querySelector(list + ' .active')?.innerText.toLowerCase()
+        .includes(text)""",
+        arg=[f"{control}-list", text.lower()],
+    )
     page.keyboard.press("Enter")
 
 
-def pictures(html: str) -> list[np.ndarray]:
-    """The pictures inside a piece of HTML."""
-    found = re.findall(r"data:image/png;base64,([^\"]+)", html)
-    return [np.array(Image.open(io.BytesIO(base64.b64decode(each)))) for each in found]
-
-
-class Client:
-    """A visitor without a browser: uploads a photo of his own and asks for its maps."""
-
-    def __init__(self, url: str, photo: Path, model: str = "cifar10_cnn") -> None:
-        from gradio_client import Client as Connection
-        from gradio_client import handle_file
-
-        self.connection, self.photo, self.model = Connection(url, verbose=False), photo, model
-        self._file = handle_file(str(photo))
-
-    def look(self) -> None:
-        self._top = self.connection.predict(self._file, self.model, api_name="/look")[1]["value"]
-
-    def draw(self) -> list[np.ndarray]:
-        found = self.connection.predict(["rectgrad", "saliency"], self._top, api_name="/draw")
-        return pictures(found[0])
-
-    def close(self) -> None:
-        self.connection.close()
+def pixels(page, selector: str) -> np.ndarray:
+    """What a canvas shows, (height, width, 4)."""
+    found = page.evaluate(
+        """selector => { const canvas = document.querySelector(selector);
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        return [canvas.height, canvas.width, Array.from(data)]; }""",
+        selector,
+    )
+    return np.array(found[2], np.uint8).reshape(found[0], found[1], 4)

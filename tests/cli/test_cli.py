@@ -360,7 +360,7 @@ def test_attributing_pulls_in_no_heavy_package():
     script = (
         "import sys, torch, rectgrad\n"
         "rectgrad.attribute(lambda x: x.relu().square(), torch.rand(1, 60), target=0, q=1)\n"
-        "heavy = 'matplotlib PIL gradio ray timm torchvision transformers typer'.split()\n"
+        "heavy = 'matplotlib PIL fastapi uvicorn ray timm torchvision transformers typer'.split()\n"
         "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -3,7 +3,6 @@
 Each test runs in a fresh process that registers two methods before anything else of rectgrad is imported.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -65,8 +64,8 @@ def run(request, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "photo.png")
 
     def call(code, *arguments, status=0):
-        path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "GRADIO_TEMP_DIR": str(tmp_path)}
+        places = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": places}
         command = [sys.executable, "-c", f"import new_methods\n{code}", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
@@ -125,29 +124,24 @@ def test_the_benchmark_runs_it(run):
     assert "scaled" in run("from rectgrad.bench import Plan; print(Plan().chosen)")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed")
 def test_the_explorer_has_its_controls(run):
     code = """
-from rectgrad.app.page import Page
+from rectgrad.app import controls
 from rectgrad.app.query import Query
-from rectgrad.app.service import Service
 from rectgrad.methods.catalog import METHODS
-from rectgrad.models import load
 
-page = Page(Service(load("cifar10_cnn")))
-fields = page.controls.fields
-values = {key: control.value for key, control in fields.items()}
-assert Query(tuple(METHODS), page.controls.options(list(values.values()))).configured() == METHODS
-values |= {("Scaled", "suffix"): "abc", ("Scaled", "layer"): "conv1", ("Scaled", "cutoff"): "0.5"}
-options = page.controls.options(list(values.values()))["Scaled"]
-assert (options["suffix"], options["layer"], options["cutoff"]) == ("abc", "conv1", 0.5)
-names = ("strength", "noise", "quadrature", "suffix", "flip")
-print([type(fields["Scaled", name]).__name__ for name in names])
-print(fields["Scaled", "strength"].info, dict(page.methods.choices)["nothing at all"])
+fields = {field["name"]: field for field in controls.options()["Scaled"]}
+defaults = {kind: {f["name"]: f["default"] for f in own} for kind, own in controls.options().items()}
+assert Query(tuple(METHODS), controls.parse(defaults)).configured() == METHODS
+given = {"Scaled": {"suffix": "abc", "layer": "conv1", "cutoff": "0.5", "strength": 3}}
+options = controls.parse(given)["Scaled"]
+assert options == {"suffix": "abc", "layer": "conv1", "cutoff": 0.5, "strength": 3.0}
+print([fields[name]["control"] for name in ("strength", "noise", "quadrature", "suffix", "flip")])
+print(fields["strength"]["help"], {m["name"]: m["title"] for m in controls.methods()}["nothing"])
 """
     kinds, texts = run(code).splitlines()[-2:]
-    assert kinds == "['Number', 'Number', 'Dropdown', 'Textbox', 'Checkbox']"
-    assert texts == "Factor of the gradient. nothing"
+    assert kinds == "['number', 'integer', 'list', 'text', 'checkbox']"
+    assert texts == "Factor of the gradient. nothing at all"
 
 
 def test_a_zero_map_with_a_threshold_is_reported(run):

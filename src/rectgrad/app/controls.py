@@ -1,84 +1,116 @@
-"""Controls for the options of the methods, generated from the fields of the methods."""
+"""The methods and their options as the page needs them: what to draw for each, and what a value means.
+
+Everything comes from the fields of the methods, so a new method needs no line here.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import gradio as gr
-
 from rectgrad.app import query
-from rectgrad.app.service import QS
-from rectgrad.methods import Method, RectGrad
+from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, title_of
 from rectgrad.methods.options import choices_of, help_of, type_of
 
-Key = tuple[str, str]  # class name of a method, field name
+EVALUATIONS = 10_000  # passes that one map may take: a visitor must not keep the server busy for hours
 
 
-class Controls:
-    """One group per class of methods, visible while a method of that class is chosen.
-
-    Must be created inside a `gr.Blocks` context.
-    """
-
-    def __init__(self, chosen: list[str]) -> None:
-        self.groups: dict[str, gr.Accordion] = {}
-        self.fields: dict[Key, Any] = {}
-        self._kinds: dict[str, type[Method]] = {}
-        self._names: dict[str, list[str]] = {}
-        for kind, names in query.kinds():
-            group = kind.__name__
-            self._kinds[group], self._names[group] = kind, names
-            visible = bool(set(names) & set(chosen))
-            title = f"Options of {title_of(names[0])}"
-            with gr.Accordion(title, open=kind is RectGrad, visible=visible) as box:
-                for name, default in query.defaults(kind).items():
-                    self.fields[group, name] = control(kind, name, default)
-            self.groups[group] = box
-
-    def shown(self, chosen: list[str]) -> list[Any]:
-        """Updates that show the groups of the chosen methods and hide the others."""
-        return [gr.update(visible=bool(set(names) & set(chosen))) for names in self._names.values()]
-
-    def options(self, values: list[Any]) -> dict[str, dict[str, Any]]:
-        """Converts the values of `fields`, in order, to options by class of methods."""
-        options: dict[str, dict[str, Any]] = {}
-        for (group, name), value in zip(self.fields, values, strict=True):
-            text = isinstance(self.fields[group, name], gr.Textbox)
-            converted = parse(self._kinds[group], name, value) if text else value
-            options.setdefault(group, {})[name] = converted
-        return options
+def methods() -> list[dict[str, Any]]:
+    """Each method: its name, title, one line of help, class, and whether it needs many passes."""
+    return [
+        {
+            "name": name,
+            "title": title_of(name),
+            "help": _help(method),
+            "kind": type(method).__name__,
+            "slow": is_slow(method),
+        }
+        for name, method in METHODS.items()
+    ]
 
 
-def control(kind: type[Method], name: str, default: Any) -> Any:
-    """A control that suits the field: slider, checkbox, list, number or text."""
-    label, info = name.replace("_", " "), help_of(kind, name).replace("*", r"\*")
-    if kind is RectGrad and name == "q":
-        slider = gr.Slider(0, 100, default, step=0.5, label=label, info=info, elem_id="q", buttons=[])
-        gr.HTML(_ticks(), elem_id="q-marks")
-        return slider
+def _help(method: Method) -> str:
+    """The first line about a class of methods; for a listed variant, what its options do."""
+    default = query.defaults(type(method))
+    varied = [field.name for field in fields(method) if getattr(method, field.name) != default[field.name]]
+    varied = [name for name in varied if not isinstance(getattr(method, name), Method)]
+    if varied:
+        return " ".join(help_of(method, name) for name in varied)
+    return (type(method).__doc__ or "").strip().partition("\n")[0]
+
+
+def options() -> dict[str, list[dict[str, Any]]]:
+    """For each class of methods, its options: name, label, help, type of control, default, range, choices."""
+    return {kind.__name__: _described(kind) for kind, _ in query.kinds()}
+
+
+def _described(kind: type[Method]) -> list[dict[str, Any]]:
+    default = query.defaults(kind)
+    described = []
+    for field in fields(kind):
+        low, high = (field.metadata.get(end, math.inf) for end in ("low", "high"))
+        control, choices = _control(kind, field.name, default[field.name])
+        described.append(
+            {
+                "name": field.name,
+                "label": field.name.replace("_", " "),
+                "help": help_of(kind, field.name),
+                "control": control,
+                "default": default[field.name],
+                "low": low if math.isfinite(low) else None,
+                "high": high if math.isfinite(high) else None,
+                "choices": choices,
+            }
+        )
+    return described
+
+
+def _control(kind: type[Method], name: str, default: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The control that suits a field, and the choices of a list."""
     if isinstance(default, bool):
-        return gr.Checkbox(default, label=label, info=info)
+        return "checkbox", []
     if choices := choices_of(kind, name):
-        listed: list[Any] = [*([("none", None)] if default is None else []), *((c, c) for c in choices)]
-        return gr.Dropdown(listed, value=default, label=label, info=info)
+        empty = [{"value": None, "label": "none"}] if default is None else []
+        return "list", [*empty, *({"value": choice, "label": choice} for choice in choices)]
     if name == "over":
-        inner = [(title_of(each), each) for each, method in METHODS.items() if "over" not in _names(method)]
-        return gr.Dropdown(inner, value=default, label=label, info=info)
+        inner = [each for each, method in METHODS.items() if "over" not in {f.name for f in fields(method)}]
+        return "list", [{"value": each, "label": title_of(each)} for each in inner]
     if isinstance(default, (int, float)):
-        return gr.Number(default, label=label, info=info, precision=0 if isinstance(default, int) else None)
-    # A number box cannot be empty: it would turn None into 0.
-    return gr.Textbox(_text(default), label=label, info=info, placeholder="none", max_lines=1)
+        return "integer" if isinstance(default, int) else "number", []
+    return "text", []
 
 
-def parse(kind: type[Method], name: str, text: str | None) -> Any:
+def parse(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options that a page sent, by class of methods and name, with the types of the fields."""
+    listed = {kind.__name__: kind for kind, _ in query.kinds()}
+    for group in given:
+        if group not in listed:
+            raise ValueError(f"unknown class of methods {group!r}; they are {', '.join(listed)}")
+    return {
+        group: {name: _value(listed[group], name, v) for name, v in values.items()}
+        for group, values in given.items()
+    }
+
+
+def _value(kind: type[Method], name: str, value: Any) -> Any:
+    field = next((each for each in fields(kind) if each.name == name), None)
+    if field is None:
+        raise ValueError(f"{kind.__name__} has no option {name!r}")
+    if isinstance(value, str):
+        return _from_text(name, value.strip(), type_of(field), query.defaults(kind)[name])
+    if type_of(field) is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # a page has one type of number
+    return value
+
+
+def _from_text(name: str, text: str, kind: type, default: Any) -> Any:
     """The value of a text box: the default if it was not changed, None if it is empty."""
-    text = (text or "").strip()
-    default = query.defaults(kind)[name]
-    if text == _text(default):
+    if text == ("" if default is None else str(default)):
         return default
-    if not text or type_of(next(field for field in fields(kind) if field.name == name)) is str:
+    if not text or kind is str:
         return text or None
     try:
         return float(text)
@@ -86,15 +118,18 @@ def parse(kind: type[Method], name: str, text: str | None) -> Any:
         raise ValueError(f"{name} must be a number or empty, not {text!r}") from None
 
 
-def _text(default: Any) -> str:
-    return "" if default is None else str(default)
+def is_slow(method: Method) -> bool:
+    """Whether a map needs many passes."""
+    return method.runs_model and not method.one_backward
 
 
-def _names(method: Method) -> list[str]:
-    return [field.name for field in fields(method)]
+def evaluations(method: Method) -> int | None:
+    """How many inputs a method with many passes evaluates; None if its options do not tell."""
+    named = (getattr(method, name, None) for name in ("samples", "steps", "masks"))
+    return next((count for count in named if isinstance(count, int)), None) if is_slow(method) else None
 
 
-def _ticks() -> str:
-    """The paper's values of q below the slider."""
-    ticks = "".join(f'<i style="left:{q}%">{"" if q in (95, 99) else q}</i>' for q in QS)
-    return f'<div class="marks" aria-hidden="true" title="values in the paper">{ticks}</div>'
+def check(method: Method) -> None:
+    count = evaluations(method)
+    if count is not None and count > EVALUATIONS:
+        raise ValueError(f"the explorer evaluates at most {EVALUATIONS} inputs for one map, not {count}")

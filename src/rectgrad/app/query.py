@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from rectgrad.engine.target import contrast
@@ -19,7 +19,7 @@ class Query:
     """
 
     methods: tuple[str, ...]
-    options: Mapping[str, Mapping[str, Any]]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     target: int | None = None
     versus: int | None = None
     final_threshold: bool = False

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import tempfile
 import threading
 import time
-from importlib.resources import files as resources
+import webbrowser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rectgrad.photos import files
 
-UPLOAD = "20mb"
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
 MINUTES = 15  # lifetime of a temporary file
 MEGABYTES = 1000  # total size of temporary files
 LOCAL = ("127.0.0.1", "localhost", "::1")
+FIRST_PORT = 7860
+PORTS = 100  # ports to try
 
 
 def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str] | None:
@@ -35,20 +40,34 @@ def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str]
     return None
 
 
-def check_address(host: str, port: int | None) -> None:
-    """Checks that the address belongs to this machine and that the port is free."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except (OSError, OverflowError) as error:
-        where = f"--host {host}" + (f" --port {port}" if port else "")
-        raise ValueError(f"{where} cannot be served: {getattr(error, 'strerror', None) or error}") from None
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket that listens at the address; without a port, at the first free one from 7860 on."""
+    candidates = [port] if port else [*range(FIRST_PORT, FIRST_PORT + PORTS), 0]
+    for i, candidate in enumerate(candidates):
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
+            opened = socket.socket(family, kind)
+            try:
+                if os.name != "nt":
+                    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                opened.bind(address)
+                opened.listen(128)
+            except BaseException:
+                opened.close()
+                raise
+            return opened
+        except (OSError, OverflowError) as error:
+            taken = isinstance(error, OSError) and not isinstance(error, socket.gaierror)
+            if taken and i + 1 < len(candidates):
+                continue
+            where = f"--host {host}" + (f" --port {port}" if port else "")
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"{where} cannot be served: {reason}") from None
+    raise AssertionError
 
 
 class TemporaryFolder:
-    """A folder for uploads and downloads. Old files are removed regularly, and the whole folder at the end.
+    """A folder for uploads. Old files are removed regularly, and the whole folder at the end.
 
     Folders of servers that were killed are removed at the next start.
     """
@@ -60,7 +79,10 @@ class TemporaryFolder:
                 shutil.rmtree(folder, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()
-        os.environ["GRADIO_TEMP_DIR"] = str(self.path)  # read by gradio
+
+    def new_file(self) -> Path:
+        """A path that nobody else uses or can guess."""
+        return self.path / secrets.token_hex(16)
 
     def start(self) -> None:
         threading.Thread(target=self._clean_up, daemon=True).start()
@@ -86,29 +108,24 @@ class TemporaryFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def launch(page: Any, temporary: TemporaryFolder, host: str, port: int | None, **options: Any) -> Any:
-    """Serves the page; returns gradio's server once it is ready."""
-    import gradio as gr
+def url_of(opened: socket.socket, host: str) -> str:
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{opened.getsockname()[1]}"
 
-    temporary.start()
-    fonts = ["system-ui", "sans-serif"]  # no fonts are downloaded
-    theme = gr.themes.Base(primary_hue="red", neutral_hue="slate", font=fonts, font_mono=["monospace"])
-    return page.blocks.launch(
-        server_name=host,
-        server_port=port,
-        theme=theme,
-        css=resources("rectgrad.app").joinpath("style.css").read_text(encoding="utf-8"),
-        max_file_size=UPLOAD,
-        allowed_paths=[],
-        footer_links=[],
-        quiet=True,
-        share=False,
-        show_error=True,
-        ssr_mode=False,
-        run_history=False,
-        enable_monitoring=False,
-        strict_cors=True,
-        state_session_capacity=200,
-        max_threads=8,
-        **options,
+
+def serve(app: FastAPI, opened: socket.socket, url: str, browser: bool) -> None:
+    """Serves until Ctrl-C or SIGTERM."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            print(f"rectgrad: {url}  (Ctrl-C to stop)", flush=True)
+            if browser:
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none"
     )
+    with opened:
+        Server(config).run(sockets=[opened])

@@ -1,17 +1,15 @@
-"""Models, forward passes and maps for the explorer, cached. Does not depend on gradio."""
+"""Models, forward passes and maps for the explorer, cached. Knows nothing of the web."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import hashlib
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,58 +17,25 @@ from PIL import Image
 
 from rectgrad import photos
 from rectgrad.api import Record, layer_attributions, record
+from rectgrad.app import controls, work
+from rectgrad.app.cache import Cache
+from rectgrad.app.heard import HeardHere
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
+from rectgrad.explanation import Explanation, Network
+from rectgrad.explanation.recorded import answers, measured
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
-from rectgrad.models import Guess, ImageModel, load
+from rectgrad.models import MODELS, Guess, ImageModel, classes, load
 
 QS = (0, 10, 20, 40, 60, 80, 90, 95, 98, 99)  # the paper's Figure 4
-T = TypeVar("T")
-
-
-class Cache(Generic[T]):
-    """A small LRU cache. Threads that request the same key wait for a single computation."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._entries: OrderedDict[Hashable, T] = OrderedDict()
-        self._locks: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        with self._lock:
-            own = self._locks.setdefault(key, threading.Lock())
-        with own:
-            with self._lock:
-                if key in self._entries:
-                    self._entries.move_to_end(key)
-                    return self._entries[key]
-            value = compute()
-            with self._lock:
-                self._entries[key] = value
-                self._evict()
-            return value
-
-    def discard(self, matches: Callable[[Any], bool]) -> None:
-        with self._lock:
-            for key in [key for key in self._entries if matches(key)]:
-                del self._entries[key]
-            self._evict()
-
-    def _evict(self) -> None:
-        while len(self._entries) > self.size:
-            self._entries.popitem(last=False)
-        self._locks = {
-            key: lock for key, lock in self._locks.items() if key in self._entries or lock.locked()
-        }
+SHOWN = 896  # longest side of the photo as the page shows it
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A photo as the model saw it, and its top classes. `digest` is a hash of model name and pixels."""
 
-    path: Path
     name: str
     model: str
     crop: Image.Image = field(repr=False, compare=False)
@@ -84,10 +49,15 @@ class Prediction:
 
 
 class Map(NamedTuple):
-    """The map of one method, and the time it took (without the forward pass if that was recorded)."""
+    """The explanation by one method, and its time (without the forward pass if that was recorded)."""
 
-    values: np.ndarray  # (3, H, W)
+    explanation: Explanation
     seconds: float
+
+    @property
+    def values(self) -> np.ndarray:
+        """(3, H, W)"""
+        return self.explanation.map.float().numpy()
 
 
 class Service:
@@ -99,48 +69,68 @@ class Service:
     def __init__(self, first: ImageModel, device: str = "cpu", **files: Path | None) -> None:
         self.device = device
         self.files = {name: path for name, path in files.items() if path is not None}
-        self.first = first
-        first.module.to(device)
+        self.first = self._ready(first)
         self._models: Cache[ImageModel] = Cache(2)
+        self._predictions: Cache[Prediction] = Cache(64)
         self._records: Cache[Record] = Cache(3)
         self._maps: Cache[Map] = Cache(24)
-        self._curves: Cache[list[tuple[float, float]]] = Cache(24)
+        self._measured: Cache[Explanation] = Cache(24)
+        self._sparsities: Cache[float] = Cache(100)
+
+    def _ready(self, model: ImageModel) -> ImageModel:
+        """The model on its device. Its hook counts the inputs that it evaluates, and ends maps that nobody
+        waits for."""
+        model.module.to(self.device)
+        model.module.register_forward_pre_hook(lambda _, inputs: work.evaluated(len(inputs[0])))
+        return model
+
+    # --- models ---
+
+    def models(self) -> list[str]:
+        """The models that can be loaded by name. A page can name no others: their code would run here."""
+        named = [name for name in MODELS if not any(letter in name for letter in ":.")]
+        return list(dict.fromkeys([self.first.name, *named]))
 
     def model(self, name: str) -> ImageModel:
         if name == self.first.name:
             return self.first
-
-        def compute() -> ImageModel:
-            model = load(name)
-            model.module.to(self.device)
-            return model
-
-        return self._models.get(name, compute)
+        if name not in self.models():
+            raise ValueError(f"unknown model {name!r}; models are {', '.join(self.models())}")
+        return self._models.get(name, lambda: self._ready(load(name)))
 
     def load_arguments(self, name: str) -> str:
         """The arguments of `load` for a model, as Python code."""
         files = self.files if name == self.first.name else {}
         return ", ".join([repr(name), *(f"{key}={str(path)!r}" for key, path in files.items())])
 
-    def predict(self, path: Path, name: str, model_name: str) -> Prediction:
-        """Classifies a photo. Raises photos.UnreadableImageError with a message for the user."""
-        model = self.model(model_name)
-        crop = model.crop(read(path, name))
-        digest = hashlib.blake2b(crop.tobytes(), key=model_name.encode()[:64]).hexdigest()
-        prediction = Prediction(path, name, model_name, crop, (), digest)
-        outputs = self._record(prediction).outputs
-        scores = getattr(outputs, "logits", outputs)
-        model.check_labels(scores.shape[1])
-        guesses = tuple(model.top(scores[0].float().cpu(), 5))
-        return replace(prediction, guesses=guesses, classes=scores.shape[1])
+    # --- photos ---
 
-    def classes(self, prediction: Prediction) -> list[tuple[str, int]]:
-        """The classes to choose from: the top ones with their confidence, then all others by name."""
-        model = self.model(prediction.model)
-        best = [(f"{guess.label}  {guess.probability:.1%}", guess.index) for guess in prediction.guesses]
-        listed = {index for _, index in best}
-        others = [(model.label(i), i) for i in range(prediction.classes) if i not in listed]
-        return [*best, *(sorted(others) if model.labels else others)]
+    def open(self, path: Path, name: str, model_name: str) -> tuple[Prediction, Image.Image]:
+        """A photo as the model sees it, not yet classified, and the same part of it in more detail.
+
+        Raises photos.UnreadableImageError with a message for the user.
+        """
+        model = self.model(model_name)
+        photo = read(path, name)
+        crop = model.crop(photo)
+        digest = hashlib.blake2b(crop.tobytes(), key=model_name.encode()[:64]).hexdigest()
+        return Prediction(name, model_name, crop, (), digest), _detailed(model, photo)
+
+    def classified(self, opened: Prediction) -> Prediction:
+        """The photo with its top classes."""
+
+        def compute() -> Prediction:
+            model = self.model(opened.model)
+            outputs = self._record(opened).outputs
+            scores = getattr(outputs, "logits", outputs)
+            model.check_labels(scores.shape[1])
+            guesses = tuple(model.top(scores[0].float().cpu(), 5))
+            return replace(opened, guesses=guesses, classes=scores.shape[1])
+
+        return self._predictions.get((opened.digest, opened.name), compute)
+
+    def predict(self, path: Path, name: str, model_name: str) -> Prediction:
+        return self.classified(self.open(path, name, model_name)[0])
 
     @torch.no_grad()
     def classify(self, crop: Image.Image) -> int:
@@ -151,14 +141,47 @@ class Service:
     def inputs(self, prediction: Prediction) -> torch.Tensor:
         return self.model(prediction.model).prepare(prediction.crop).unsqueeze(0).to(self.device)
 
-    def map(self, prediction: Prediction, method: Method, target: Any) -> Map:
-        def compute() -> Map:
-            recorded = self._record(prediction)
-            started = time.perf_counter()
-            values = recorded.attribute(method, target)[0].float().cpu().numpy()
-            return Map(values, time.perf_counter() - started)
+    def classes(self, prediction: Prediction, search: str) -> list[dict[str, Any]]:
+        """The classes whose names match, best first, each with its other names; all of them, sorted by name,
+        without a search."""
+        names = self.model(prediction.model).names()
+        names = names or [[f"class {i}"] for i in range(prediction.classes)]
+        found = classes.search(names, search)
+        return [{"index": i, "label": names[i][0], "note": ", ".join(names[i][1:])} for i in found]
 
-        return self._maps.get((prediction.digest, method, _key(target)), compute)
+    # --- maps ---
+
+    def key(self, prediction: Prediction, method: Method, target: Any) -> Hashable:
+        return (prediction.digest, method, _key(target))
+
+    def is_slow(self, prediction: Prediction, method: Method, target: Any) -> bool:
+        """Whether a map would need many passes now."""
+        return controls.is_slow(method) and self.key(prediction, method, target) not in self._maps
+
+    def map(self, prediction: Prediction, method: Method, target: Any) -> Map:
+        """The map of a method; its specificity is computed when it is asked for."""
+
+        def compute() -> Map:
+            recorded, batch = self._record(prediction), [self._network(prediction).from_crop(prediction.crop)]
+            started = time.perf_counter()
+            with HeardHere() as heard:
+                found = answers(recorded, self._network(prediction), batch, method, target, False, heard)
+            return Map(found[0], time.perf_counter() - started)
+
+        return self._maps.get(self.key(prediction, method, target), compute)
+
+    def measured(self, prediction: Prediction, method: Method, target: Any) -> Explanation:
+        """The explanation with its specificity, which takes a second map."""
+
+        def compute() -> Explanation:
+            with HeardHere():  # a zero map of the other class is expected
+                explanation = self.map(prediction, method, target).explanation
+                return measured(self._record(prediction), explanation, target)
+
+        return self._measured.get(self.key(prediction, method, target), compute)
+
+    def has_specificity(self, prediction: Prediction, method: Method, target: Any) -> bool:
+        return self.key(prediction, method, target) in self._measured
 
     def maps(self, prediction: Prediction, query: Query) -> dict[str, Map]:
         target = query.resolve_target(prediction.top)
@@ -177,29 +200,38 @@ class Service:
         step = max((len(planes) - 1) / (count - 1), 1)
         return [planes[round(i * step)] for i in range(min(count, len(planes)))]
 
-    def sparsity(self, prediction: Prediction, query: Query) -> list[tuple[float, float]]:
-        """Pairs (q, Gini index of RectGrad's map) for the chosen options of RectGrad."""
+    def sparsity(self, prediction: Prediction, query: Query, q: float) -> float:
+        """The Gini index of RectGrad's map at q, with the chosen options of RectGrad."""
         chosen = (m for m in query.configured().values() if isinstance(m, RectGrad))
-        method = replace(next(chosen, RectGrad()), tau=None, q=98.0)
+        method = replace(next(chosen, RectGrad()), tau=None, q=float(q))
         target = query.resolve_target(prediction.top)
 
-        def compute() -> list[tuple[float, float]]:
-            recorded = self._record(prediction)
-            maps = [(q, recorded.attribute(replace(method, q=q), target).sum(1).float().cpu()) for q in QS]
-            return [(q, float(gini(values)[0])) for q, values in maps]
+        def compute() -> float:
+            return float(gini(self._record(prediction).attribute(method, target).sum(1).float().cpu())[0])
 
-        return self._curves.get((prediction.digest, method, _key(target)), compute)
+        return self._sparsities.get(self.key(prediction, method, target), compute)
 
-    def release(self, prediction: Prediction) -> None:
-        """Frees the memory of a photo that no visitor uses any more."""
-        self._records.discard(lambda key: key == prediction.digest)
-        for cache in (self._maps, self._curves):
-            cache.discard(lambda key: key[0] == prediction.digest)
+    def release(self, digest: str) -> None:
+        """Frees the memory of a photo that no session uses any more."""
+        self._records.discard(lambda key: key == digest)
+        for cache in (self._maps, self._measured, self._predictions, self._sparsities):
+            cache.discard(lambda key: key[0] == digest)
         _trim()
+
+    def _network(self, prediction: Prediction) -> Network:
+        return Network.of(self.model(prediction.model))
 
     def _record(self, prediction: Prediction) -> Record:
         compute = lambda: record(self.model(prediction.model).module, self.inputs(prediction))  # noqa: E731
         return self._records.get(prediction.digest, compute)
+
+
+def _detailed(model: ImageModel, photo: Image.Image) -> Image.Image:
+    """The part of the photo that the model sees, with as many pixels as there are, up to `SHOWN`."""
+    height, width = model.size
+    available = model.crop_fraction * min(photo.width / width, photo.height / height)
+    factor = max(1.0, min(available, SHOWN / max(height, width)))
+    return replace(model, size=(round(height * factor), round(width * factor))).crop(photo)
 
 
 def _trim() -> None:

@@ -38,31 +38,31 @@ def app(
 
     Example: rectgrad app photos/ --model efficientnet_lite0
     """
-    if importlib.util.find_spec("gradio") is None:
-        raise ValueError("the explorer needs gradio: pip install 'rectgrad[app]'")
+    missing = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"the explorer needs {' and '.join(missing)}: pip install 'rectgrad[app]'")
     from rectgrad.app import server
 
     login = server.check_access(host, auth, insecure)
-    server.check_address(host, port)
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{str(folder)!r} is not a folder")
-    network = shared.network(model, weights, labels, device, None)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs the cleanup below
-    temporary = server.TemporaryFolder()  # before gradio is imported
-    try:
-        from rectgrad.app.folder import Folder
-        from rectgrad.app.page import Page
-        from rectgrad.app.service import Service
+    opened = server.listen(host, port)
+    with opened:
+        network = shared.network(model, weights, labels, device, None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs the cleanup below
+        temporary = server.TemporaryFolder()
+        try:
+            from rectgrad.app.folder import Folder
+            from rectgrad.app.routes import Explorer, create
+            from rectgrad.app.service import Service
 
-        service = Service(network.model, network.device, weights=weights, labels=labels)
-        browsed = None if folder is None else Folder(folder, service)
-        page = Page(service, browsed)
-        if browsed is not None:
-            browsed.start()
-        _, url, _ = server.launch(
-            page, temporary, host, port, auth=login, inbrowser=browser, prevent_thread_lock=True
-        )
-        print(f"rectgrad: {url}  (Ctrl-C to stop)", flush=True)
-        page.blocks.block_thread()
-    finally:
-        temporary.close()
+            service = Service(network.model, network.device, weights=weights, labels=labels)
+            browsed = None if folder is None else Folder(folder, service)
+            explorer = Explorer(service, temporary, browsed)
+            if browsed is not None:
+                browsed.start()
+            temporary.start()
+            routes = create(explorer, login, local=host in server.LOCAL)
+            server.serve(routes, opened, server.url_of(opened, host), browser)
+        finally:
+            temporary.close()

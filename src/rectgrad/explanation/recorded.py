@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,16 @@ def explain_record(
     """The explanations of a recorded batch. Several methods or classes share one forward pass this way."""
     with Heard() as heard:
         return answers(recorded, network, batch, method, target, specificity, heard)
+
+
+def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
+    """An explanation of a recorded picture with its specificity, whatever it costs; its map is not computed
+    again."""
+    scores = _scores(recorded, 1)
+    index = None if scores is None or callable(target) else targets.indices(scores, target, 1)
+    maps = explanation.map.unsqueeze(0)
+    [found] = _specificities(recorded, explanation.method, maps, scores, index, asked=True)
+    return replace(explanation, specificity=found.value, specificity_note=_note(found, explanation.method))
 
 
 def answers(
@@ -66,7 +77,7 @@ def answers(
             trace=trace,
             warnings=tuple(sentence for sentence in sentences if _concerns(sentence, i)),
             specificity=value,
-            specificity_note=note or ("" if value is None else caution(value, name_of(method))),
+            specificity_note=_note(Specificity(value, note), method),
             model=network.name,
             question=_question(network, target, i),
         )
@@ -133,6 +144,11 @@ def _specificities(
     others = scores.float().scatter(1, index.unsqueeze(1), float("inf"))
     least = recorded.attribute(method, others.argmin(1))
     return [specificity(a, b) for a, b in zip(maps.cpu(), least.cpu(), strict=True)]
+
+
+def _note(found: Specificity, method: Method) -> str:
+    """What belongs beside the number: the reason, a caution, or nothing."""
+    return found.note or ("" if found.value is None else caution(found.value, name_of(method)))
 
 
 def _missing(method: Method, scores: Tensor | None, index: Tensor | None, asked: bool | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from operator import index
 from pathlib import Path
@@ -58,6 +59,29 @@ def find(names: Names, query: str | SupportsIndex) -> int:
     if len(found) != 1:
         raise ValueError(_ambiguous(names, query, found) if found else _unknown(names, query))
     return found[0]
+
+
+def search(names: Names, query: str) -> list[int]:
+    """The classes with a name that contains the query: "cat" finds cats before oystercatchers.
+
+    A whole word is better than the beginning of one, and that is better than any other part; the display name
+    counts before the others. Without a query: all classes, sorted by name.
+    """
+    text = query.strip().casefold()
+    ranked = []
+    for i, own in enumerate(names):
+        ranks = [
+            (rank, place > 0) for place, name in enumerate(own) if (rank := _rank(name, text)) is not None
+        ]
+        if ranks or text == str(i):
+            ranked.append((min(ranks, default=(0, False)), own[0].casefold(), i))
+    return [i for _, _, i in sorted(ranked)]
+
+
+def _rank(name: str, text: str) -> int | None:
+    """How well a name matches: 0 is best, None not at all."""
+    tests = (rf"\b{re.escape(text)}\b", rf"\b{re.escape(text)}", re.escape(text))
+    return next((rank for rank, test in enumerate(tests) if re.search(test, name.casefold())), None)
 
 
 def _matches(names: Names, test: Callable[[str], bool]) -> list[int]:

@@ -1,0 +1,93 @@
+// Where photos come from: a file, the clipboard, the camera, a sample or a folder.
+
+import { ask } from "./api.js";
+import { $, element } from "./dom.js";
+import { about, state } from "./state.js";
+
+/** `take` receives a file, `choose` the id of a photo that the server has. */
+export function start(take, choose) {
+  $("#open").addEventListener("click", () => $("#file").click());
+  $("#file").addEventListener("change", () => {
+    if ($("#file").files.length) take($("#file").files[0]);
+    $("#file").value = ""; // the same file may be chosen again
+  });
+  for (const kind of ["dragover", "drop"]) {
+    addEventListener(kind, (event) => {
+      event.preventDefault();
+      const dropped = kind === "drop" && event.dataTransfer.files[0];
+      if (dropped) take(dropped);
+    });
+  }
+  addEventListener("paste", (event) => {
+    const pasted = [...event.clipboardData.files].find((each) => each.type.startsWith("image/"));
+    if (pasted) take(pasted);
+  });
+  camera(take);
+  if (about.folder) folder(choose);
+  else samples(choose);
+}
+
+function samples(choose) {
+  const names = about.samples.map((name) => element("option", { value: `sample:${name}` }, name));
+  $("#samples").replaceChildren(element("option", { value: "", disabled: "" }, "Samples"), ...names);
+  $("#samples-field").hidden = !names.length;
+  $("#samples").addEventListener("change", () => choose($("#samples").value));
+}
+
+export function show() {
+  if (about.folder && state.photo?.startsWith("folder:")) $("#position").value = state.photo;
+  if (!about.folder) $("#samples").value = state.photo?.startsWith("sample:") ? state.photo : "";
+}
+
+function folder(choose) {
+  $("#folder").hidden = false;
+  $("#position").replaceChildren(
+    ...about.folder.map((name, i) => element("option", { value: `folder:${i}` }, name)),
+  );
+  $("#position").addEventListener("change", () => choose($("#position").value));
+  const step = async (by) => {
+    const at = Number(state.photo?.startsWith("folder:") ? state.photo.slice(7) : 0);
+    choose(`folder:${(await ask("api/folder/step", { at, by, chosen: $("#filter").value })).at}`);
+  };
+  $("#previous").addEventListener("click", () => step(-1));
+  $("#next").addEventListener("click", () => step(1));
+  $("#filter").addEventListener("change", () => step(0));
+  addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const typing = event.target.closest("input, textarea, select, [role=listbox], dialog");
+    if (by && !typing && !state.large) step(by);
+  });
+  filters();
+}
+
+/** Classes are predicted in the background: the list of them grows until all photos are done. */
+async function filters() {
+  const { choices, finished } = await ask("api/folder", {});
+  const chosen = $("#filter").value || choices[0].value;
+  $("#filter").replaceChildren(...choices.map(({ value, label }) => element("option", { value }, label)));
+  $("#filter").value = chosen;
+  if (!finished) setTimeout(filters, 2000);
+}
+
+function camera(take) {
+  $("#camera").hidden = !navigator.mediaDevices?.getUserMedia;
+  const dialog = $("#camera-dialog");
+  const video = $("video", dialog);
+  $("#camera").addEventListener("click", async () => {
+    try {
+      video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+      dialog.showModal();
+    } catch (error) {
+      $("#message").textContent = `The camera cannot be used: ${error.message}`;
+      $("#message").hidden = false;
+    }
+  });
+  $("#shoot").addEventListener("click", () => {
+    const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    canvas.toBlob((blob) => take(new File([blob], "camera.png", { type: "image/png" })));
+    dialog.close();
+  });
+  $("#camera-close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => video.srcObject?.getTracks().forEach((track) => track.stop()));
+}

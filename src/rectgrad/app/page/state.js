@@ -1,0 +1,121 @@
+// The state of the view, and the link that restores it.
+
+export const about = {}; // methods, options, colours …: what the server offers
+export const state = {};
+const LISTS = "methods";
+
+/** The state of a page that nobody has touched. */
+export function initial() {
+  return {
+    photo: about.folder ? "folder:0" : about.samples.length ? `sample:${about.samples[0]}` : null,
+    name: null, // of an upload
+    model: about.models[0],
+    target: null, // null: the network's best guess
+    versus: null,
+    methods: [about.first],
+    options: {},
+    overlay: 0,
+    colours: "auto",
+    final: false,
+    large: null, // the method that is enlarged
+    zoom: [1, 0, 0], // factor, and the shift to the right and down in parts of the picture
+  };
+}
+
+export function restore() {
+  Object.assign(state, initial(), fromLink(location.hash.slice(1)));
+}
+
+/** Everything that differs from the initial state, after the #. */
+export function link() {
+  const first = initial();
+  const parts = new URLSearchParams();
+  for (const [key, value] of Object.entries(state)) {
+    if (key === "options") continue;
+    if (key === "photo" || JSON.stringify(value) !== JSON.stringify(first[key])) {
+      if (value !== null) parts.set(key, value);
+    }
+  }
+  for (const [kind, options] of Object.entries(state.options)) {
+    for (const [name, value] of Object.entries(options)) {
+      if (value !== defaultOf(kind, name)) parts.set(`${kind}.${name}`, JSON.stringify(value));
+    }
+  }
+  return `#${parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",")}`;
+}
+
+function fromLink(text) {
+  const found = { options: {} };
+  for (const [key, value] of new URLSearchParams(text)) {
+    const [kind, option] = key.split(".");
+    if (option && about.options[kind]?.some((each) => each.name === option)) {
+      (found.options[kind] ??= {})[option] = parsed(value);
+    } else if (key === LISTS) {
+      const known = value.split(",").filter((name) => methodOf(name));
+      if (known.length) found.methods = known;
+    } else if (key === "zoom") {
+      const numbers = value.split(",").map(Number);
+      if (numbers.length === 3 && numbers.every(Number.isFinite)) found.zoom = numbers;
+    } else if (["target", "versus"].includes(key) && /^\d+$/.test(value)) found[key] = Number(value);
+    else if (key === "overlay" && value >= 0 && value <= 1) found.overlay = Number(value);
+    else if (key === "final") found.final = value === "true";
+    else if (key === "model" && about.models.includes(value)) found.model = value;
+    else if (key === "colours" && value in about.colours) found.colours = value;
+    else if (key === "large" && methodOf(value)) found.large = value;
+    else if (["photo", "name"].includes(key)) found[key] = value;
+  }
+  return found;
+}
+
+function parsed(value) {
+  try {
+    return JSON.parse(value);
+  } catch {
+    return value;
+  }
+}
+
+export function methodOf(name) {
+  return about.methods.find((each) => each.name === name);
+}
+
+/** What the page calls a method. */
+export function titleOf(name) {
+  const { title } = methodOf(name);
+  return title[0].toUpperCase() + title.slice(1);
+}
+
+export function optionsOf(kind) {
+  return about.options[kind] ?? [];
+}
+
+function defaultOf(kind, name) {
+  return optionsOf(kind).find((each) => each.name === name)?.default;
+}
+
+/** The value of an option: the chosen one, or the default. */
+export function valueOf(kind, name) {
+  const chosen = state.options[kind]?.[name];
+  return chosen === undefined ? defaultOf(kind, name) : chosen;
+}
+
+export function setOption(kind, name, value) {
+  state.options = { ...state.options, [kind]: { ...state.options[kind], [name]: value } };
+}
+
+/** The class of methods whose threshold the slider moves: the first chosen one that has a q. */
+export function thresholded() {
+  const kinds = state.methods.map((name) => methodOf(name).kind);
+  return kinds.find((kind) => optionsOf(kind).some((option) => option.name === "q"));
+}
+
+/** What the server needs to know of the state. */
+export function view() {
+  const { photo, model, methods, options, target, versus, final, colours, overlay } = state;
+  return { photo, model, methods, options, target, versus, final, colours, overlay, dark: isDark() };
+}
+
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}

@@ -1,0 +1,392 @@
+"""What the explorer answers.
+
+A page names photos by the ids that it was given, models and methods by their listed names, and options by
+their values: no path and no address that it sends is ever opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import io
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import FastAPI, Header, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.middleware.base import RequestResponseEndpoint
+
+from rectgrad import image
+from rectgrad.app import controls, drawing, heard, script, streams
+from rectgrad.app.folder import ALL, Folder
+from rectgrad.app.query import Query
+from rectgrad.app.server import LOCAL, TemporaryFolder
+from rectgrad.app.service import QS, Prediction, Service
+from rectgrad.app.sessions import Photo, Session, Sessions
+from rectgrad.app.work import Work
+from rectgrad.models import ModelUnavailableError
+from rectgrad.photos import files
+
+T = TypeVar("T")
+UPLOAD = 20 * 2**20  # bytes
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class Opening(BaseModel):
+    """A photo to open with a model."""
+
+    model_config = ConfigDict(extra="forbid")
+    photo: str = Field(max_length=100)
+    model: str = Field(max_length=100)
+
+
+class Search(Opening):
+    """Part of the name of a class."""
+
+    search: str = Field("", max_length=100)
+
+
+class View(Opening):
+    """A photo and the state of the controls."""
+
+    methods: list[str] = Field(max_length=30)
+    options: dict[str, dict[str, bool | int | float | str | None]] = {}
+    target: int | None = None
+    versus: int | None = None
+    final: bool = False
+    colours: str = "auto"
+    overlay: float = Field(0.0, ge=0, le=1)
+    dark: bool = False
+    measure: list[str] = []  # slow methods whose specificity was asked for
+    have: list[str] = []  # methods whose maps the page has already
+    known: list[str] = []  # methods whose specificity the page has already
+
+    def query(self) -> Query:
+        """Raises an error that names what is not valid."""
+        query = Query(
+            methods=tuple(dict.fromkeys(self.methods)),
+            options=controls.parse(self.options),
+            target=self.target,
+            versus=self.versus,
+            final_threshold=self.final,
+            colours=self.colours,
+            overlay=self.overlay,
+            dark=self.dark,
+        )
+        if self.colours not in ("auto", *image.colour_names()):
+            raise ValueError(f"unknown colours {self.colours!r}")
+        for method in query.configured().values():
+            controls.check(method)
+        return query
+
+
+class Step(BaseModel):
+    at: int
+    by: int = Field(ge=-1, le=1)
+    chosen: str = Field(ALL, max_length=20)
+
+
+class Explorer:
+    """The state behind the routes: who is looking, at what, and what is being computed."""
+
+    def __init__(self, service: Service, temporary: TemporaryFolder, folder: Folder | None = None) -> None:
+        heard.listen()
+        self.service, self.temporary, self.folder = service, temporary, folder
+        self.work = Work()
+        self.sessions = Sessions(service.release)
+        self.samples = {} if folder is not None else {each.name: each.path for each in _samples()}
+        self._reader = ThreadPoolExecutor(1)  # one at a time: a large photo takes 450 MB while it is read
+
+    def close(self) -> None:
+        self.work.close()
+        self._reader.shutdown(cancel_futures=True)
+
+    def session(self, token: str) -> Session:
+        session = self.sessions.get(token)
+        if session is None:
+            raise HTTPException(401, "This page has been idle for too long. Reload it.")
+        return session
+
+    def photo(self, session: Session, photo: str) -> Photo:
+        """The photo with an id: an upload of this session, a sample, or one of the folder."""
+        kind, _, name = photo.partition(":")
+        if photo in session.uploads:
+            return session.uploads[photo]
+        if kind == "sample" and name in self.samples:
+            return Photo(self.samples[name], self.samples[name].name)
+        if kind == "folder" and self.folder is not None and name.isdecimal() and int(name) < len(self.folder):
+            path = self.folder.sources[int(name)].path
+            return Photo(path, path.name)
+        raise HTTPException(
+            404, "This photo is not on the server: uploads are deleted after 15 minutes. Open it again."
+        )
+
+    async def opened(self, session: Session, given: Opening) -> tuple[Prediction, Any]:
+        """A photo with its top classes, and in the detail that the page shows."""
+        photo = self.photo(session, given.photo)
+        loop = asyncio.get_running_loop()
+        found, shown = await loop.run_in_executor(
+            self._reader, self.service.open, photo.path, photo.name, given.model
+        )
+        prediction = await self.compute(("classes", found.digest), lambda: self.service.classified(found))
+        session.remember(given.photo, prediction)
+        return prediction, shown
+
+    async def prediction(self, session: Session, given: Opening) -> Prediction:
+        known = session.predictions.get((given.photo, given.model))
+        prediction = known or (await self.opened(session, given))[0]
+        self.sessions.look(session, prediction.digest)
+        return prediction
+
+    async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
+        """The result of a computation; it is stopped if the caller is."""
+        task = self.work.join(key, compute, slow)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(task.future))
+        finally:
+            self.work.leave(task)
+
+
+def _samples() -> list[files.Source]:
+    try:
+        return files.sample_photos()
+    except ValueError:
+        return []
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page by name, read once: nothing else of the disk can be asked for."""
+    return {
+        each.name: (each.read_bytes(), KINDS[Path(each.name).suffix])
+        for each in resources("rectgrad.app").joinpath("page").iterdir()
+        if Path(each.name).suffix in KINDS
+    }
+
+
+def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool = True) -> FastAPI:
+    """The application. With `local`, only requests addressed to this machine by name are answered, so that no
+    page of another site can reach it under a name of its own."""
+
+    @contextlib.asynccontextmanager
+    async def running(_: FastAPI) -> AsyncIterator[None]:
+        cleaning = asyncio.create_task(explorer.sessions.clean_up())
+        yield
+        cleaning.cancel()
+        explorer.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=running)
+    static = page_files()
+    service, sessions = explorer.service, explorer.sessions
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        if local and (request.url.hostname or "") not in LOCAL:
+            response: Response = JSONResponse({"error": "This name is not served here."}, 403)
+        elif login is not None and not _knows(login, request.headers.get("authorization", "")):
+            response = Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="rectgrad"'})
+        else:
+            response = await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": str(error.detail)}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    async def misunderstood(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse({"error": f"{where}: {first['msg']}"}, 422)
+
+    for kind in (ValueError, TypeError, RuntimeError, MemoryError, ModelUnavailableError, FileNotFoundError):
+
+        @app.exception_handler(kind)
+        async def failed(_: Request, error: Exception) -> Response:
+            return JSONResponse({"error": streams.sentence(error)}, 400)
+
+    @app.get("/")
+    async def page() -> Response:
+        return Response(*static["index.html"][:1], media_type=static["index.html"][1])
+
+    @app.get("/page/{name}")
+    async def page_file(name: str) -> Response:
+        if name not in static:
+            raise HTTPException(404, "There is no such file.")
+        return Response(static[name][0], media_type=static[name][1])
+
+    @app.post("/api/session")
+    async def begin(session: str | None = Header(None)) -> dict[str, Any]:
+        """A session, and everything that the page draws its controls from."""
+        return {
+            "session": sessions.open(session),
+            "models": service.models(),
+            "methods": controls.methods(),
+            "options": controls.options(),
+            "colours": drawing.colour_tables(),
+            "marks": QS,
+            "samples": list(explorer.samples),
+            "folder": None if explorer.folder is None else [each.name for each in explorer.folder.sources],
+            "limit": UPLOAD,
+            **streams.advice(),
+        }
+
+    @app.post("/api/pause")
+    async def pause(request: Request) -> None:
+        """A page is closed or loaded again: its uploads stay for a while, what was computed for it does not.
+
+        The session is the body, because a browser sets no headers at that moment.
+        """
+        own = sessions.get((await _body(request, 100)).decode("ascii", "replace"))
+        if own is not None:
+            sessions.look(own, "")
+
+    @app.post("/api/upload")
+    async def upload(request: Request, name: str = "photo", session: str = Header()) -> dict[str, str]:
+        own = explorer.session(session)
+        path = explorer.temporary.new_file()
+        path.write_bytes(await _body(request, UPLOAD))
+        return {"photo": own.add(path, Path(name.replace("\\", "/")).name[:200] or "photo")}
+
+    @app.post("/api/open")
+    async def open_photo(given: Opening, session: str = Header()) -> dict[str, Any]:
+        own = explorer.session(session)
+        prediction, shown = await explorer.opened(own, given)
+        sessions.look(own, prediction.digest)
+        return {
+            "photo": given.photo,
+            "model": given.model,
+            "name": prediction.name,
+            "size": prediction.crop.size,
+            "shown": drawing.data_url(shown),
+            "guesses": [asdict(guess) for guess in prediction.guesses],
+        }
+
+    @app.post("/api/classes")
+    async def classes(given: Search, session: str = Header()) -> list[dict[str, Any]]:
+        """The classes whose names match, best first; all of them without a search."""
+        prediction = await explorer.prediction(explorer.session(session), given)
+        return service.classes(prediction, given.search)
+
+    @app.post("/api/maps")
+    async def maps(view: View, session: str = Header()) -> Response:
+        own = explorer.session(session)
+        query = view.query()
+        prediction = await explorer.prediction(own, view)
+        wanted = streams.Wanted(service, prediction, query, view.have, view.known, view.measure)
+        return _stream(streams.maps(explorer.work, own.begin("maps"), wanted))
+
+    @app.post("/api/layers")
+    async def layers(view: View, session: str = Header()) -> Response:
+        own = explorer.session(session)
+        query = view.query()
+        prediction = await explorer.prediction(own, view)
+        return _stream(streams.layers(explorer.work, own.begin("layers"), service, prediction, query))
+
+    @app.post("/api/sparsity")
+    async def sparsity(view: View, session: str = Header()) -> Response:
+        own = explorer.session(session)
+        query = view.query()
+        prediction = await explorer.prediction(own, view)
+        return _stream(streams.sparsity(explorer.work, own.begin("sparsity"), service, prediction, query))
+
+    @app.post("/api/script")
+    async def python(view: View, session: str = Header()) -> dict[str, str]:
+        prediction, query = await explorer.prediction(explorer.session(session), view), view.query()
+        return {"script": script.lines(prediction, query, service.load_arguments(prediction.model))}
+
+    @app.post("/api/download/{kind}")
+    async def download(kind: Literal["png", "npz", "py"], view: View, session: str = Header()) -> Response:
+        query = view.query()
+        prediction = await explorer.prediction(explorer.session(session), view)
+        content = await _file(explorer, kind, prediction, query)
+        name = quote(f"{Path(prediction.name).stem}-explained.{kind}")
+        return Response(
+            content,
+            media_type="application/octet-stream",
+            headers={"Content-Disposition": f"attachment; filename*=utf-8''{name}"},
+        )
+
+    if explorer.folder is not None:
+        _folder_routes(app, explorer, explorer.folder)
+    return app
+
+
+def _folder_routes(app: FastAPI, explorer: Explorer, folder: Folder) -> None:
+    @app.post("/api/folder")
+    async def filters(session: str = Header()) -> dict[str, Any]:
+        explorer.session(session)
+        choices = [{"label": label, "value": value} for label, value in folder.choices()]
+        return {"choices": choices, "finished": folder.finished.is_set()}
+
+    @app.post("/api/folder/step")
+    async def step(given: Step, session: str = Header()) -> dict[str, int]:
+        explorer.session(session)
+        return {"at": folder.step(given.at, given.by, given.chosen)}
+
+
+def _stream(messages: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(messages, media_type="application/octet-stream")
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The body of a request, refused as soon as it is too long."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise HTTPException(413, f"The file is larger than the limit of {limit // 2**20} MB.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Query) -> bytes:
+    """The file to download: png, npz or py."""
+    service = explorer.service
+    if kind == "py":
+        return script.lines(prediction, query, service.load_arguments(prediction.model)).encode()
+    target, results = query.resolve_target(prediction.top), []
+    for method in query.configured().values():
+        # What is known of a slow map is enough for its picture.
+        ready = service.has_specificity(prediction, method, target)
+        whole = kind == "png" and (ready or not controls.is_slow(method))
+        compute = service.measured if whole else service.map
+        slow = service.is_slow(prediction, method, target)
+        key = (compute.__name__, service.key(prediction, method, target))
+        found: Any = await explorer.compute(key, partial(compute, prediction, method, target), slow)
+        results.append(found if whole else found.explanation)
+    stream = io.BytesIO()
+    if kind == "npz":
+        arrays = {name: each.map.float().numpy() for name, each in zip(query.methods, results, strict=True)}
+        np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)
+    else:
+        drawing.sheet(results, query).save(stream, format="PNG", compress_level=3)
+    return stream.getvalue()
+
+
+def _knows(login: tuple[str, str], header: str) -> bool:
+    """Whether a request has the user's name and password, compared in constant time."""
+    scheme, _, encoded = header.partition(" ")
+    try:
+        given = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return scheme.lower() == "basic" and secrets.compare_digest(given, ":".join(login).encode())

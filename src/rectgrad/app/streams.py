@@ -1,0 +1,253 @@
+"""Answers that arrive in parts: fast maps first, then their specificity, then slow maps with their progress.
+
+A stream ends early when a newer request of the same page replaces it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rectgrad.app import controls, drawing
+from rectgrad.app.layer_names import readable
+from rectgrad.app.query import Query
+from rectgrad.app.service import QS, Prediction, Service
+from rectgrad.app.sessions import Request
+from rectgrad.app.work import Task, Work
+from rectgrad.explanation import Explanation, recommended
+from rectgrad.explanation.trust import LOW, caution
+from rectgrad.methods import Method
+from rectgrad.methods.catalog import describe, name_of
+
+REST = 0.15  # seconds without a newer request, after which the specificity is computed too
+TICK = 0.25  # seconds between two reports of progress
+
+
+class ReplacedError(Exception):
+    """A newer request of the same page came."""
+
+
+@dataclass
+class Wanted:
+    """The maps of a request.
+
+    `have`, `known`: methods whose maps and specificities the page has. `measure`: slow methods whose
+    specificity was asked for.
+    """
+
+    service: Service
+    prediction: Prediction
+    query: Query
+    have: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+    measure: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.target = self.query.resolve_target(self.prediction.top)
+        self.methods = self.query.configured()
+
+    def missing(self) -> list[tuple[str, Method]]:
+        """The maps to send, fast ones first."""
+        missing = [(name, method) for name, method in self.methods.items() if name not in self.have]
+        return sorted(missing, key=lambda each: self.slow(each[1]))
+
+    def slow(self, method: Method) -> bool:
+        return self.service.is_slow(self.prediction, method, self.target)
+
+    def key(self, method: Method) -> Hashable:
+        return self.service.key(self.prediction, method, self.target)
+
+    def compute(self, method: Method) -> Callable[[], Any]:
+        return lambda: self.service.map(self.prediction, method, self.target)
+
+
+class Waiting:
+    """What a request waits for. Leaving the `with` block gives up everything."""
+
+    def __init__(self, work: Work, request: Request) -> None:
+        self.work, self.request = work, request
+        self._joined: list[Task] = []
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for task in self._joined:
+            self.work.leave(task)
+
+    def join(self, key: Hashable, compute: Callable[[], Any], slow: bool) -> Task:
+        task = self.work.join(key, compute, slow)
+        self._joined.append(task)
+        return task
+
+    async def rest(self, seconds: float) -> None:
+        """Waits; raises `ReplacedError` if a newer request comes meanwhile."""
+        try:
+            await asyncio.wait_for(self.request.replaced.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return
+        raise ReplacedError
+
+    async def result(self, task: Task) -> AsyncIterator[Any]:
+        """Yields the number of inputs evaluated so far, again and again; at last ("result", value)."""
+        future = asyncio.wrap_future(task.future)
+        replaced = asyncio.ensure_future(self.request.replaced.wait())
+        try:
+            while not future.done():
+                await asyncio.wait({future, replaced}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+                if self.request.replaced.is_set():
+                    raise ReplacedError
+                if not future.done():
+                    yield task.done
+            yield "result", future.result()
+        finally:
+            replaced.cancel()
+            if not future.done():
+                future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[bytes]:
+    """Fast maps, their specificities, and then the slow maps one by one."""
+    missing = wanted.missing()
+    with Waiting(work, request) as waiting:
+        # A slow map that an older request of this page started goes on: it is joined before that one leaves.
+        tasks = {
+            name: waiting.join(wanted.key(method), wanted.compute(method), wanted.slow(method))
+            for name, method in missing
+            if not wanted.slow(method) or work.running(wanted.key(method))
+        }
+        slow = [(name, method) for name, method in wanted.methods.items() if wanted.slow(method)]
+        try:
+            for name, method in missing:
+                if (name, method) not in slow:
+                    async for each in _map(waiting, wanted, name, method, tasks[name]):
+                        yield each
+            async for each in _specificities(waiting, wanted):
+                yield each
+            for name, method in slow:
+                task = tasks.get(name) or waiting.join(wanted.key(method), wanted.compute(method), slow=True)
+                async for each in _map(waiting, wanted, name, method, task):
+                    yield each
+                async for each in _specificity(waiting, wanted, name, method):
+                    yield each
+            yield drawing.message({"kind": "end"})
+        except ReplacedError:
+            return
+
+
+async def _map(
+    waiting: Waiting, wanted: Wanted, name: str, method: Method, task: Task
+) -> AsyncIterator[bytes]:
+    """Progress, and then the map or what went wrong."""
+    try:
+        async for each in waiting.result(task):
+            if isinstance(each, int):
+                total = controls.evaluations(method)
+                yield drawing.message({"kind": "progress", "method": name, "done": each, "total": total})
+                continue
+            found = each[1]
+            described, data = drawing.packed(drawing.plane(name, found.values, wanted.query))
+            described |= {"kind": "map", "method": name, "settings": settings(method)}
+            described |= {"seconds": found.seconds, "warnings": found.explanation.warnings}
+            yield drawing.message(described, data)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        yield drawing.message({"kind": "error", "method": name, "error": sentence(error)})
+
+
+async def _specificities(waiting: Waiting, wanted: Wanted) -> AsyncIterator[bytes]:
+    """Those of the fast maps, once the controls rest: each takes a second map."""
+    await waiting.rest(REST)
+    for name, method in wanted.methods.items():
+        if not wanted.slow(method):
+            async for each in _specificity(waiting, wanted, name, method):
+                yield each
+
+
+async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Method) -> AsyncIterator[bytes]:
+    if name in wanted.known:
+        return
+    service, prediction, target = wanted.service, wanted.prediction, wanted.target
+    content: dict[str, Any] = {"kind": "specificity", "method": name, "value": None, "low": False}
+    ready = service.has_specificity(prediction, method, target)
+    if controls.is_slow(method) and not ready and name not in wanted.measure:
+        yield drawing.message(content | {"note": "", "measurable": True})
+        return
+    key = ("specificity", wanted.key(method))
+    compute = lambda: service.measured(prediction, method, target)  # noqa: E731
+    slow = controls.is_slow(method) and not ready
+    try:
+        async for each in waiting.result(waiting.join(key, compute, slow)):
+            if not isinstance(each, int):
+                found: Explanation = each[1]
+                yield drawing.message(content | _said(found))
+            elif slow:
+                progress = {"done": each, "total": controls.evaluations(method)}
+                yield drawing.message({"kind": "progress", "method": name} | progress)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        yield drawing.message(content | {"note": sentence(error)})
+
+
+def _said(found: Explanation) -> dict[str, Any]:
+    """The specificity as the page shows it. A button there offers the better method, so no sentence does."""
+    value, note = found.specificity, found.specificity_note
+    low = value is not None and value < LOW
+    if value is not None and low:
+        note = caution(value, recommended("why this class"))
+    return {"value": value, "note": note, "low": low}
+
+
+async def layers(
+    work: Work, request: Request, service: Service, prediction: Prediction, query: Query
+) -> AsyncIterator[bytes]:
+    key = ("layers", prediction.digest, repr(query))
+    with Waiting(work, request) as waiting:
+        task = waiting.join(key, lambda: service.layers(prediction, query), slow=False)
+        try:
+            async for each in waiting.result(task):
+                for name, values in [] if isinstance(each, int) else each[1]:
+                    described, data = drawing.packed(values)
+                    described |= {"kind": "layer", "name": name, "title": readable(name)}
+                    yield drawing.message(described, data)
+            yield drawing.message({"kind": "end"})
+        except ReplacedError:
+            return
+        except (ValueError, TypeError, RuntimeError) as error:
+            yield drawing.message({"kind": "error", "error": sentence(error)})
+
+
+async def sparsity(
+    work: Work, request: Request, service: Service, prediction: Prediction, query: Query
+) -> AsyncIterator[bytes]:
+    """One value of q at a time, so that a map need not wait for the whole curve."""
+    with Waiting(work, request) as waiting:
+        try:
+            for q in QS:
+                key = ("sparsity", prediction.digest, repr(query), q)
+                compute = lambda q=q: service.sparsity(prediction, query, q)  # noqa: E731
+                async for each in waiting.result(waiting.join(key, compute, slow=False)):
+                    if not isinstance(each, int):
+                        yield drawing.message({"kind": "point", "q": q, "gini": each[1]})
+            yield drawing.message({"kind": "end"})
+        except ReplacedError:
+            return
+        except (ValueError, TypeError, RuntimeError) as error:
+            yield drawing.message({"kind": "error", "error": sentence(error)})
+
+
+def settings(method: Method) -> str:
+    """The options that differ from the listed ones, for a caption."""
+    return describe(method).removeprefix(name_of(method).replace("_", " ")).strip()
+
+
+def advice() -> dict[str, str]:
+    """The methods that the page starts with and suggests."""
+    return {"first": recommended("where"), "recommended": recommended("why this class")}
+
+
+def sentence(error: BaseException) -> str:
+    """What to tell the user."""
+    if isinstance(error, MemoryError):
+        return "There is not enough memory."
+    return str(error) or type(error).__name__

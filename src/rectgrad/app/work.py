@@ -1,0 +1,84 @@
+"""What runs when.
+
+Fast answers never wait for slow ones, equal requests share one computation, and a computation that nobody
+waits for any more is stopped.
+
+Two threads do all the work (every thread that runs a network keeps its own buffers): one for maps of a single
+backward pass, one for those of many. `join` and `leave` are called on the event loop alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+_running = threading.local()
+
+
+class Stopped(BaseException):
+    """Nobody waits for this computation. Not an Exception, so that no library takes it for a failed pass."""
+
+
+class Task:
+    """A computation, shared by everybody who asked for it. `done` counts the inputs evaluated so far."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key, self.waiting, self.done = key, 0, 0
+        self.stopped = False
+        self.future: Future[Any]
+
+    def run(self, compute: Callable[[], Any]) -> Any:
+        _running.task = self
+        try:
+            self.check()
+            return compute()
+        finally:
+            _running.task = None
+
+    def check(self) -> None:
+        if self.stopped:
+            raise Stopped
+
+
+class Work:
+    def __init__(self) -> None:
+        self._threads = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
+        self._tasks: dict[Hashable, Task] = {}
+
+    def join(self, key: Hashable, compute: Callable[[], Any], slow: bool) -> Task:
+        """Starts a computation, or shares the one that is under way. Everybody who joins must leave."""
+        task = self.running(key)
+        if task is None:
+            task = self._tasks[key] = Task(key)
+            task.future = self._threads[slow].submit(task.run, compute)
+        task.waiting += 1
+        return task
+
+    def running(self, key: Hashable) -> Task | None:
+        """The computation with this key, if it is queued or running and will not be stopped."""
+        task = self._tasks.get(key)
+        return None if task is None or task.stopped or task.future.done() else task
+
+    def leave(self, task: Task) -> None:
+        task.waiting -= 1
+        if task.waiting == 0:
+            task.stopped = True
+            task.future.cancel()
+            if self._tasks.get(task.key) is task:
+                del self._tasks[task.key]
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.stopped = True
+        for thread in self._threads.values():
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+def evaluated(inputs: int) -> None:
+    """Counts inputs that the running computation evaluates, and stops it if nobody waits for it."""
+    task = getattr(_running, "task", None)
+    if task is not None:
+        task.done += inputs
+        task.check()
