@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware.base import RequestResponseEndpoint
 
 from rectgrad import image
-from rectgrad.app import controls, drawing, heard, script, streams
+from rectgrad.app import controls, drawing, script, streams
 from rectgrad.app.folder import ALL, Folder
 from rectgrad.app.query import Query
 from rectgrad.app.server import LOCAL, TemporaryFolder
@@ -108,7 +108,6 @@ class Explorer:
     """The state behind the routes: who is looking, at what, and what is being computed."""
 
     def __init__(self, service: Service, temporary: TemporaryFolder, folder: Folder | None = None) -> None:
-        heard.listen()
         self.service, self.temporary, self.folder = service, temporary, folder
         self.work = Work()
         self.sessions = Sessions(service.release)

@@ -19,10 +19,10 @@ from rectgrad import photos
 from rectgrad.api import Record, layer_attributions, record
 from rectgrad.app import controls, work
 from rectgrad.app.cache import Cache
-from rectgrad.app.heard import HeardHere
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
 from rectgrad.explanation import Explanation, Network
+from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.recorded import answers, measured
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
@@ -164,7 +164,7 @@ class Service:
         def compute() -> Map:
             recorded, batch = self._record(prediction), [self._network(prediction).from_crop(prediction.crop)]
             started = time.perf_counter()
-            with HeardHere() as heard:
+            with Heard(quiet=True) as heard:
                 found = answers(recorded, self._network(prediction), batch, method, target, False, heard)
             return Map(found[0], time.perf_counter() - started)
 
@@ -174,7 +174,7 @@ class Service:
         """The explanation with its specificity, which takes a second map."""
 
         def compute() -> Explanation:
-            with HeardHere():  # a zero map of the other class is expected
+            with Heard(quiet=True):  # a zero map of the other class is expected
                 explanation = self.map(prediction, method, target).explanation
                 return measured(self._record(prediction), explanation, target)
 

@@ -41,7 +41,7 @@ def measured(recorded: Record, explanation: Explanation, target: Any) -> Explana
     """An explanation of a recorded picture with its specificity, whatever it costs; its map is not computed
     again."""
     scores = _scores(recorded, 1)
-    index = None if scores is None or callable(target) else targets.indices(scores, target, 1)
+    index = None if scores is None or callable(target) else targets.indices(scores, target)
     maps = explanation.map.unsqueeze(0)
     [found] = _specificities(recorded, explanation.method, maps, scores, index, asked=True)
     return replace(explanation, specificity=found.value, specificity_note=_note(found, explanation.method))
