@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad.api import record_for
+from rectgrad.api import Record, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -128,6 +128,14 @@ def _indices_of(network: Network, target: Any, n: int) -> Any:
     return target
 
 
+def _recorded(network: Network, inputs: Tensor, method: Method) -> Record:
+    """A batch's forward pass; its outputs and its maps for any class come from what is returned.
+
+    Every batch of `explain` and of the command line passes through here.
+    """
+    return record_for(network.module, inputs, method)
+
+
 def _explained(
     network: Network, batch: list[Prepared], method: Method, target: Any, specificity: bool | None
 ) -> list[Explanation]:
@@ -135,7 +143,7 @@ def _explained(
     try:
         with Heard() as heard:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
-            recorded = record_for(network.module, inputs, method)
+            recorded = _recorded(network, inputs, method)
             found = answers(recorded, network, batch, method, target, specificity, heard)
         heard.raise_again()
         return found

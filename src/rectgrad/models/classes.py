@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from operator import index
 from pathlib import Path
@@ -47,17 +48,44 @@ def check_count(model: str, names: Names, count: int) -> None:
 
 
 def find(names: Names, query: str | SupportsIndex) -> int:
-    """The index of a class, given as an index, a full name, or a part of the name of only one class."""
+    """The index of a class, given as an index, a full name, or a part of a name.
+
+    A part must be in the names of one class only. A whole word counts before a part of one: "bus" is the
+    school bus, not the minibus.
+    """
     if not isinstance(query, str):
         return _checked(names, index(query))
     text = query.strip().casefold()
     found = _matches(names, lambda name: name == text)
     if not found and text.isdecimal():
         return _checked(names, int(text))
-    found = found or _matches(names, lambda name: text in name)
+    found = found or _matches(names, lambda name: _rank(name, text) == 0) or search(names, query)
     if len(found) != 1:
-        raise ValueError(_ambiguous(names, query, found) if found else _unknown(names, query))
+        raise ValueError(_ambiguous(names, query) if found else _unknown(names, query))
     return found[0]
+
+
+def search(names: Names, query: str) -> list[int]:
+    """The classes with a name that contains the query: "cat" finds cats before oystercatchers.
+
+    A whole word is better than the beginning of one, and that is better than any other part; the display name
+    counts before the others. Without a query: all classes, sorted by name.
+    """
+    text = query.strip().casefold()
+    ranked = []
+    for i, own in enumerate(names):
+        ranks = [
+            (rank, place > 0) for place, name in enumerate(own) if (rank := _rank(name, text)) is not None
+        ]
+        if ranks or text == str(i):
+            ranked.append((min(ranks, default=(0, False)), own[0].casefold(), i))
+    return [i for _, _, i in sorted(ranked)]
+
+
+def _rank(name: str, text: str) -> int | None:
+    """How well a name matches: 0 is best, None not at all."""
+    tests = (rf"\b{re.escape(text)}\b", rf"\b{re.escape(text)}", re.escape(text))
+    return next((rank for rank, test in enumerate(tests) if re.search(test, name.casefold())), None)
 
 
 def _matches(names: Names, test: Callable[[str], bool]) -> list[int]:
@@ -71,10 +99,8 @@ def _checked(names: Names, number: int) -> int:
     return number
 
 
-def _ambiguous(names: Names, query: str, found: list[int]) -> str:
-    text = query.strip().casefold()
-    found = sorted(found, key=lambda i: text not in names[i][0].casefold().split())  # whole words first
-    listed = first([f"{i} {names[i][0]}" for i in found], 8)
+def _ambiguous(names: Names, query: str) -> str:
+    listed = first([f"{i} {names[i][0]}" for i in search(names, query)], 8)
     return f"class {query!r} is ambiguous: {listed}; use the index, or more of the name"
 
 
