@@ -16,6 +16,7 @@ import typer
 
 from rectgrad.cli import options as shared
 from rectgrad.cli.explain_ray import ModelSpec, run_on_ray
+from rectgrad.cli.index import of_many
 from rectgrad.cli.report import Outcome, process
 from rectgrad.cli.run import Drawn, Json, Plan, array, run, said
 from rectgrad.explanation import Explanation, Network, Prepared, explain_prepared, recommended
@@ -109,7 +110,7 @@ def explain_command(
             _print_one(outcome.records[0], out, images)
         else:
             _print_many(outcome, out)
-    return shared.exit_status(outcome.broken)
+    return shared.exit_status(outcome.broken, len(sources) > 1)
 
 
 def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
@@ -150,7 +151,7 @@ def _print_many(outcome: Outcome, out: Path) -> None:
             f"Specificity: median {statistics.median(values):.2f}; below {LOW:g} for {low} of {len(values)}"
         )
     for caution in dict.fromkeys(record["caution"] for record in outcome.records if record["caution"]):
-        print(f"Caution: {caution}.")
+        print(of_many(caution))
     warned = sum(bool(record["warnings"]) for record in outcome.records)
     if warned:
         print(f"{warned} with warnings: see the page, Show: with warnings")

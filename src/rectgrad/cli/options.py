@@ -189,11 +189,11 @@ def prepare_output(out: Path) -> None:
     files.remove_partial_files(out)
 
 
-def exit_status(broken: list[str]) -> int:
-    """Prints the errors of unreadable files and returns the exit status."""
+def exit_status(broken: list[str], several: bool) -> int:
+    """Prints the errors of unreadable files and returns the exit status: 2 if there was only one file."""
     for message in broken:
         print(f"rectgrad: {message}", file=sys.stderr)
-    return 1 if broken else 0
+    return (1 if several else 2) if broken else 0
 
 
 def resolve_device(device: str) -> str:

@@ -65,7 +65,7 @@ def report_sheets(plan: Plan, outcome: Outcome, as_json: bool, together: Path | 
         files.save_picture(_stacked(pictures), together)
     if pictures and not as_json:
         print(together or (pictures[0] if len(pictures) == 1 else plan.out / "index.html"))
-    return shared.exit_status(outcome.broken)
+    return shared.exit_status(outcome.broken, len(outcome.records) + len(outcome.broken) > 1)
 
 
 def _stacked(paths: list[Path]) -> Image.Image:

@@ -146,6 +146,7 @@ def _explained(plan: Plan, network: Network, batch: list[Prepared]) -> list[Any]
     """Turns a batch into explanations; every map of a run is computed here. Warnings about a map are in its
     record and its picture, so only those of the model are printed."""
     with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
         found = plan.work.explain(network, batch)
     own = {sentence for answer in found for each in _several(answer) for sentence in each.warnings}
     for each in heard:

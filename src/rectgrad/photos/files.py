@@ -126,10 +126,10 @@ def alive(pid: int) -> bool:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Writes a PNG with colours rounded to multiples of 5, and runs encoded but not searched for repetitions.
+    """Writes a PNG with colours rounded to multiples of 5, compressed by runs alone.
 
-    Both are invisible (SSIM 0.994). For a sheet of `rectgrad explain` they save 40 % of the space and a third of
-    the time of Pillow's default; a palette of 256 colours would save 60 %, but shows bands in photos and bars.
+    For a sheet of `rectgrad explain` this saves 43 % of the space and 30 % of the time of compress_level=3,
+    with an SSIM of 0.993. A palette of 256 colours would save 60 %, but shows bands in photos and bars.
     """
     rounded = picture.point(_ROUNDED * 3) if picture.mode == "RGB" else picture
     with atomic(path) as part:

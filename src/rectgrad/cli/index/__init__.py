@@ -124,11 +124,17 @@ def _caution(records: list[Json]) -> str:
     if not cautions:
         return ""
     low = sum(bool(record.get("caution")) for record in records)
-    sentences = " ".join(escape(text[0].upper() + text[1:]) + "." for text in cautions)
+    sentences = " ".join(escape(of_many(text)) for text in cautions)
     return (
         f'<p class="caution"><strong>Specificity below {LOW:g} for {low} of {len(records)} photos.</strong> '
         f"{sentences}</p>\n"
     )
+
+
+def of_many(caution: str) -> str:
+    """The caution of one map as a sentence about several."""
+    text = caution.replace("this map", "such a map", 1)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _card(record: Json) -> str:
@@ -164,6 +170,9 @@ def _lowest(specificity: Any) -> float | None:
 
 def _shown(record: Json, low: bool) -> str:
     value = record.get("specificity")
+    if isinstance(value, dict) and len(value) > 4:
+        known = [each for each in value.values() if each is not None]
+        return f"<b>{_number(min(known))}</b> to <b>{_number(max(known))}</b>" if known else _number(None)
     if isinstance(value, dict):
         return ", ".join(f"{escape(name)} <b>{_number(each)}</b>" for name, each in value.items())
     return f"<b>{_number(value)}</b>" + (' <span class="low">low</span>' if low else "")
