@@ -1,20 +1,22 @@
-"""The calls people make: attribute, record, layer_attributions."""
+"""The calls people make: attribute, record, capture, layer_attributions, propagate."""
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
+from rectgrad.engine import bridge
 from rectgrad.engine.backward import Maps, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
-from rectgrad.engine.bridge import propagate as propagate
 from rectgrad.engine.capture import Captured, close_to
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.op import Op, UnsupportedModelError
@@ -32,6 +34,7 @@ from rectgrad.engine.torch_private import (
     restore_function_modes,
     saved_tensor_hooks,
     set_grad_enabled,
+    tensors_in,
 )
 from rectgrad.engine.trace import Trace, module_names
 from rectgrad.methods.catalog import as_method
@@ -39,18 +42,38 @@ from rectgrad.methods.method import Method
 
 T = TypeVar("T")
 
+Model = Callable[..., object]  # a module, or a function of the inputs
+Inputs = TypeVar("Inputs", bound=Tensor | tuple[Tensor, ...])  # a tuple of inputs gives a tuple of maps
+Target = int | Sequence[int] | Tensor | Callable[..., Tensor] | None
+Args = Sequence[object]  # further arguments of the model
+Kwargs = Mapping[str, object]
+OptionValue = float | str | bool | Tensor | tuple[Tensor, ...] | Method | None
+Rules = Mapping[str, Callable[[Op, Tensor], Tensor | tuple[Tensor | None, ...]]]
+
+
+def chosen(method: str | Method, options: Mapping[str, OptionValue]) -> Method:
+    """The method of a call. Refuses a percentile that was given as a fraction, q=0.98 for q=98."""
+    q = options.get("q")
+    found = as_method(method, dict(options))
+    if isinstance(q, float) and 0 < q < 1:
+        raise ValueError(
+            f"q={q:g} is a percentile, from 0 to 100, not a fraction: use q={100 * q:g}. If you do want the "
+            f"percentile {q:g}, give the method itself, rectgrad.RectGrad(q={q:g})"
+        )
+    return found
+
 
 def attribute(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Inputs,
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
     batch_size: int | None = None,
-    **options: Any,
-) -> Any:
+    **options: OptionValue,
+) -> Inputs:
     """What `model` looked at in `inputs`: a tensor of the same shape (a tuple for a tuple).
 
     method: a name in METHODS, with its options as keywords, or an instance. target: the class to explain, an
@@ -60,7 +83,7 @@ def attribute(
 
         maps = rectgrad.attribute(model, images, "rectgrad", target=281, q=95)
     """
-    method = as_method(method, options)
+    method = chosen(method, options)
     request = _request(model, inputs, target, forward_args, forward_kwargs)
     size = _chunk(batch_size, request.n)
 
@@ -73,7 +96,7 @@ def attribute(
     return _given_back(preserved(request, maps), isinstance(inputs, tuple))
 
 
-class Record:
+class Record(Generic[Inputs]):
     """One forward pass, kept: `outputs`, and `attribute` for any method and target."""
 
     def __init__(self, request: Request, as_tuple: bool, only: Method | None = None) -> None:
@@ -96,22 +119,30 @@ class Record:
         one_pass = self._only.one_backward and self._only.runs_model
         return request.recording(Plan.of(self._only) if one_pass else NO_RULES, named=True)
 
+    def __repr__(self) -> str:
+        given, said = (_shapes(x) for x in (self._request.inputs, self.outputs))
+        name = getattr(self._request.model, "__name__", type(self._request.model).__name__)
+        device = self._request.inputs[0].device
+        return f"Record({name}, inputs {given}, outputs {said}, {len(self._trace.rows)} ops, {device})"
+
     @property
     def trace(self) -> Trace:
         """The ops of the last pass and the rule each one used; prints as a table."""
         return self._trace
 
-    def attribute(self, method: str | Method = "rectgrad", target: Any = None, **options: Any) -> Any:
+    def attribute(
+        self, method: str | Method = "rectgrad", target: Target = None, **options: OptionValue
+    ) -> Inputs:
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
-        chosen = as_method(method, options)
-        assert self._only is None or chosen == self._only
+        asked = chosen(method, options)
+        assert self._only is None or asked == self._only
         whole = self._request.asking(target)
 
         def maps() -> Maps:
-            _refuse(whole, chosen)
+            _refuse(whole, asked)
             if whole.n == 0:
                 return tuple(torch.zeros_like(x) for x in whole.inputs)
-            return _joined([self._part(part, whole, chosen) for part in self._parts])
+            return _joined([self._part(part, whole, asked) for part in self._parts])
 
         return _given_back(preserved(whole, maps), self._as_tuple)
 
@@ -125,12 +156,18 @@ class Record:
         return maps
 
 
+def _shapes(values: Any) -> str:
+    """The shapes of the tensors in a value, for a person."""
+    shapes = [" × ".join(map(str, x.shape)) or "scalar" for x in tensors_in(values)]
+    return ", ".join(shapes) or type(values).__name__
+
+
 ANY_METHOD = Plan("any method", {}, facts=())
 
 
 def record(
-    model: Any, inputs: Any, *, forward_args: tuple = (), forward_kwargs: dict[str, Any] | None = None
-) -> Record:
+    model: Model, inputs: Inputs, *, forward_args: Args = (), forward_kwargs: Kwargs | None = None
+) -> Record[Inputs]:
     """Run the model once and keep the pass, for many methods or classes.
 
     Its memory is held as long as the record is.
@@ -141,34 +178,36 @@ def record(
     return _kept(_request(model, inputs, None, forward_args, forward_kwargs), isinstance(inputs, tuple))
 
 
-def record_for(model: Any, inputs: Tensor, method: Method) -> Record:
+def record_for(model: Model, inputs: Tensor, method: Method) -> Record[Tensor]:
     """`record` for one known method: it costs no more than `attribute`, and further classes one backward pass
     each. Its maps are those of `attribute` to the last bit."""
     return _kept(_request(model, inputs, None, (), None), as_tuple=False, only=method)
 
 
-def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record:
+def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Record[Any]:
     request.inputs = tuple(x.detach().clone() for x in request.inputs)  # the caller may modify theirs
 
-    def kept() -> Record:
+    def kept() -> Record[Any]:
         if only is not None:
             _refuse(request, only)
         _warn_training(request)
-        return Record(request, as_tuple, only)
+        found = Record[Any](request, as_tuple, only)
+        _warn_probabilities(getattr(found.outputs, "logits", found.outputs))
+        return found
 
     return preserved(request, kept)
 
 
 def capture(
-    model: Any,
-    example: Any,
+    model: Model,
+    example: Inputs,
     method: str | Method = "rectgrad",
     *,
-    target: Any = None,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
-) -> Capture:
+    target: Target = None,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
+) -> Capture[Inputs]:
     """Prepare a model for many calls with inputs of the example's shape, type and device.
 
     On CUDA the forward and the backward pass become one CUDA graph, and the model's Python does not run
@@ -179,37 +218,37 @@ def capture(
         explain = rectgrad.capture(model, images)
         maps = explain(images), explain(others, target=281)
     """
-    chosen = as_method(method, options)
+    asked = chosen(method, options)
     request = _request(model, example, target, forward_args, forward_kwargs)
     as_tuple = isinstance(example, tuple)
 
-    def ordinary(inputs: Maps, asked: Any) -> Maps:
-        given = (inputs if as_tuple else inputs[0], chosen, asked)
-        maps = attribute(model, *given, forward_args=forward_args, forward_kwargs=forward_kwargs)
+    def ordinary(inputs: Maps, own: Any) -> Maps:
+        given: Any = inputs if as_tuple else inputs[0]
+        maps = attribute(model, given, asked, own, forward_args=forward_args, forward_kwargs=forward_kwargs)
         return maps if as_tuple else (maps,)
 
     def captured() -> Captured:
-        _check_model(request, chosen)
-        return Captured(request, chosen, ordinary)
+        _check_model(request, asked)
+        return Captured(request, asked, ordinary)
 
     found = preserved(request, captured)
     request.region = None
     return Capture(found, as_tuple).agreeing(request, ordinary)
 
 
-class Capture:
+class Capture(Generic[Inputs]):
     """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
 
     def __init__(self, captured: Captured, as_tuple: bool) -> None:
         self._captured, self._as_tuple = captured, as_tuple
 
-    def __call__(self, inputs: Any, target: Any = None) -> Any:
+    def __call__(self, inputs: Inputs, target: Target = None) -> Inputs:
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         for x in tensors:
             _check_input(x, tensors[0])
         return _given_back(self._captured.maps(tensors, target), self._as_tuple)
 
-    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture:
+    def agreeing(self, request: Request, ordinary: Callable[[Maps, Any], Maps]) -> Capture[Inputs]:
         """Itself, if it agrees with an ordinary call on the example and on a changed one."""
         if self._captured.replays:
             for inputs in (request.inputs, tuple(0.5 * x.roll(1, 0) for x in request.inputs)):
@@ -231,21 +270,36 @@ class Capture:
         self._captured.release()
 
 
+def propagate(rules: Rules) -> AbstractContextManager[Trace]:
+    """Run a model with your own backward rules.
+
+    `rules` maps an op family to a function `(op, R) -> gradient` (one, or a tuple with one for each of
+    `op.inputs`). Inside the context, calls that depend on a tensor requiring a gradient are recorded; the
+    rules act in every backward pass through them, inside the context or after it. Parameters get no
+    gradient. Yields the trace; printed, it is a table of the ops and the rule that each one used.
+
+        with rectgrad.propagate({"relu": lambda op, R: R.clamp(min=0)}) as trace:
+            model(x)[0, 281].backward()
+        print(trace)
+    """
+    return bridge.propagate(rules)
+
+
 def layer_attributions(
-    model: Any,
-    inputs: Any,
+    model: Model,
+    inputs: Tensor | tuple[Tensor, ...],
     method: str | Method = "rectgrad",
-    target: Any = None,
+    target: Target = None,
     *,
-    forward_args: tuple = (),
-    forward_kwargs: dict[str, Any] | None = None,
-    **options: Any,
+    forward_args: Args = (),
+    forward_kwargs: Kwargs | None = None,
+    **options: OptionValue,
 ) -> list[tuple[str, Tensor]]:
     """For every rectified activation, from the output to the input: (layer, a * R averaged over channels).
 
     R is the gradient as it arrives, before the rule. No positive part is taken.
     """
-    method = as_method(method, options)
+    method = chosen(method, options)
     if not method.one_backward:
         raise ValueError(f"{type(method).__name__} has no single backward pass; choose a method that has one")
     request = _request(model, inputs, target, forward_args, forward_kwargs)
@@ -288,6 +342,11 @@ def channel_dim(op: Op, rank: int) -> int:
 def unwrap(model: Any) -> tuple[Any, torch.device | None]:
     """The module inside a wrapper that would hide it, and the device that the wrapper sends inputs to."""
     if not callable(model):
+        if isinstance(getattr(model, "module", None), nn.Module):
+            raise TypeError(
+                f"model must be a module, not {type(model).__name__}; give the module that it holds, "
+                "model.module, or call rectgrad.explain(picture, model)"
+            )
         raise TypeError(f"model must be a module or a function of the inputs, not {model!r}")
     device = None
     while True:
@@ -302,7 +361,7 @@ def unwrap(model: Any) -> tuple[Any, torch.device | None]:
             return model, device
 
 
-def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | None) -> Request:
+def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | None) -> Request:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
@@ -310,7 +369,7 @@ def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
         _check_input(x, tensors[0])
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
-    if kwargs is not None and not isinstance(kwargs, dict):
+    if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
     if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it
@@ -321,7 +380,8 @@ def _request(model: Any, inputs: Any, target: Any, args: tuple, kwargs: dict | N
 def _check_input(x: Any, first: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"inputs must be a floating tensor (N, ...) or a tuple of them, not {type(x).__name__}"
+            "inputs must be a floating tensor (N, ...) or a tuple of them, not "
+            f"{type(x).__name__}; {_instead_of(x)}"
         )
     if x.dtype.is_complex:
         raise TypeError(
@@ -336,6 +396,15 @@ def _check_input(x: Any, first: Any) -> None:
         raise ValueError("inputs must have a first dimension of samples, (N, ...); got a scalar")
     if len(x) != len(first):
         raise ValueError(f"inputs differ in their number of samples: {len(first)} and {len(x)}")
+
+
+def _instead_of(x: object) -> str:
+    """What to do with something that is no tensor."""
+    if isinstance(x, (list, tuple)):
+        return "stack tensors with torch.stack(inputs), and give pictures to rectgrad.explain(inputs, model)"
+    if hasattr(x, "__array__") and not hasattr(x, "getbands"):
+        return "convert an array with torch.from_numpy(inputs), or give a picture to rectgrad.explain"
+    return "rectgrad.explain(picture, model) takes paths and pictures, and prepares them"
 
 
 def _chunk(batch_size: Any, n: int) -> int:
@@ -385,10 +454,14 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
 
 
 def _part(request: Request, method: Method, start: int, size: int) -> Maps:
-    if size >= request.n:
-        return method.maps(request)
     stop = min(start + size, request.n)
-    return method.rows(start, stop, request.inputs).maps(request.rows(start, stop))
+    asked, own = request, method
+    if size < request.n:
+        asked, own = request.rows(start, stop), method.rows(start, stop, request.inputs)
+    maps = own.maps(asked)
+    if start == 0 and not callable(request.target):
+        _warn_probabilities(asked.answer)
+    return maps
 
 
 def _joined(parts: list[Maps]) -> Maps:
@@ -418,6 +491,14 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             request.region = region
             with no_inference_mode():
                 return work()
+        except (RuntimeError, ValueError, IndexError) as error:
+            if not _lacks_samples(request, error):
+                raise
+            raise ValueError(
+                f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to lack "
+                "the first dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
+                f"({' '.join(str(error).split())})"
+            ) from error
         except BaseException as error:
             if interrupted(error):
                 # Contexts that the interrupt left half open close now, not when the traceback is freed.
@@ -429,6 +510,21 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             _clean_up(region, modes, enabled, hooks, outer)
     finally:
         _clean_up(region, modes, enabled, hooks, outer)
+
+
+def _lacks_samples(request: Request, error: Exception) -> bool:
+    """Whether a model failed on an input with one dimension less than its first layer takes."""
+    if isinstance(error, UnsupportedModelError) or out_of_memory(error) or request.passed is not None:
+        return False
+    if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
+        return False
+    layers = request.model.modules() if isinstance(request.model, nn.Module) else ()
+    wanted = next((_RANKS[type(layer)] for layer in layers if type(layer) in _RANKS), 0)
+    return len(request.inputs) == 1 and request.inputs[0].dim() == wanted - 1
+
+
+_RANKS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5, nn.Linear: 2}
+_SHAPE_ERROR = re.compile(r"expected \dD|the model returned shape")
 
 
 def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
@@ -493,3 +589,20 @@ def _warn_training(request: Request) -> None:
     assert request.region is not None
     if request.region.trains:
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")
+
+
+def are_probabilities(outputs: object) -> bool:
+    """Whether a model's outputs are probabilities of two classes or more, as softmax makes them."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):
+        return False
+    rows = outputs.detach().float()
+    return bool(((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all()).item())
+
+
+def _warn_probabilities(outputs: object) -> None:
+    if are_probabilities(outputs):
+        warn(
+            "the model ends in a softmax: its outputs are probabilities, whose gradient vanishes where the "
+            "network is sure. Explain the scores before the softmax instead: give the model without its last "
+            "layer, such as model[:-1]"
+        )

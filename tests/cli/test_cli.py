@@ -67,6 +67,8 @@ ERRORS = {
     "bad sweep": (["sweep", "--q", "1,two"], "'two'"),
     "bad comparison": (["compare", "--methods", "saliency,x"], "unknown method 'x'"),
     "out is a file": (["explain", "--model", TINY, "--out", "taken"], "taken"),
+    "unreadable photo": (["layers", "taken", "--model", TINY], "taken"),
+    "unreadable photo to explain": (["explain", "taken", "--model", TINY], "taken: not an image"),
     "bad picture": (["explain", "--only", "photo"], "map or overlay"),
     "maps of layers": (["layers", "--maps", "npy"], "npz"),
     "bad engine": (["explain", "--engine", "spark"], "local or ray"),

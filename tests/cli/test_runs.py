@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import rectgrad
@@ -21,6 +23,7 @@ from rectgrad.cli.explain import Explain
 from rectgrad.cli.run import Plan
 from rectgrad.cli.run import run as run_plan
 from rectgrad.models import load
+from rectgrad.models.fingerprint import fingerprint
 from rectgrad.photos import files
 
 
@@ -165,6 +168,11 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "rectgrad: interrupted; run the same command again to resume"
+    done = len(list((tmp_path / "out").glob("*.json")))
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("<li ") == done < 200
+    assert f"{200 - done} more to do" in page
+    assert len((tmp_path / "out" / "explained.jsonl").read_text().splitlines()) == done
 
 
 def strange_files(folder):
@@ -262,9 +270,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
     assert {p.suffix for p in out.iterdir()} == {".png", ".json", ".npz", ".jsonl", ".html", ""}
     assert len([p for p in out.rglob("*") if p.is_file()]) == 4 * 40 + 2
     assert not list(out.rglob(".*"))
-    assert (out / "index.html").read_text().count("<li ") == len(
-        out.joinpath("explained.jsonl").read_text().splitlines()
-    )
+    assert (out / "index.html").read_text().count("<li ") == 40
 
 
 def whole(path):
@@ -311,3 +317,107 @@ def test_a_full_disk_is_one_line_and_leaves_no_part(run, tmp_path, monkeypatch):
     assert "No space left" in err
     assert len(err.splitlines()) == 1
     assert not Path("r").exists() or list(Path("r").iterdir()) == []
+
+
+def test_another_photo_of_the_same_name_size_and_time_is_another_photo(run, tmp_path):
+    cat = tmp_path / "cat.bmp"
+    answers = []
+    for seed in (0, 1):
+        photo(cat, seed=seed)
+        os.utime(cat, ns=(10**18, 10**18))
+        answers.append(run("explain", cat, "--model", TINY, "--q", "60", "--out", "r", "--json")[1])
+    first, second = map(json.loads, answers)
+    assert first["top5"] != second["top5"]
+    assert first["photo"] != second["photo"]
+
+
+def test_a_result_names_the_weights_that_made_it():
+    model = load(TINY)
+    same = fingerprint(load(TINY))
+    assert fingerprint(model) == same
+    with torch.no_grad():
+        model.module[0].weight[0, 0, 0, 0] += 1e-3
+    assert fingerprint(model) != same
+    assert fingerprint(replace(load(TINY), mean=(0.4, 0.5, 0.5))) != same
+    assert fingerprint(replace(load(TINY), labels=["a", "b", "c", "d"])) != same
+    buffered = load(TINY)
+    buffered.module.register_buffer("shift", torch.zeros(()))
+    assert fingerprint(buffered) != same
+
+
+def test_each_photo_has_its_own_result_whatever_it_is_called(run, tmp_path):
+    listed = "a.jpg a.png a.jpg.png A.JPG n1/a.jpg a.png.bmp ä.png a\u0308.png a.json.png".split()
+    listed += ["c.bmp", "c.png/d.png"]  # a folder named like the result of c.bmp
+    for seed, name in enumerate(listed):
+        photo(tmp_path / "photos" / name, seed=seed)
+    common = ("explain", "photos", "--model", TINY, "--q", "60", "--out", "r")
+    status, out, _ = run(*common, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert (status, len(records)) == (0, len(listed))
+    for record in records:
+        with open(record["image"], "rb") as file:
+            assert record["photo"] == files.digest(file)
+        assert json.loads(Path("r", record["picture"][:-4] + ".json").read_text()) == record
+    assert len({record["picture"].lower() for record in records}) == len(records)
+    assert Path("r/n1/a.json").exists()
+    _, out, _ = run(*common)
+    assert f"{len(records)} photos explained, {len(records)} of them earlier" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
+def test_names_that_are_not_utf8_and_names_that_are_very_long(run, tmp_path):
+    photo(tmp_path / "photos" / "good.png")
+    os.rename(tmp_path / "photos" / "good.png", os.fsencode(tmp_path / "photos") + b"/\xff\xfe.png")
+    photo(tmp_path / "photos" / ("x" * 250 + ".png"), seed=1)
+    status, out, _ = run("explain", "photos", "--model", TINY, "--q", "60", "--out", "r")
+    assert status == 0
+    assert "2 photos explained" in out
+    assert len(Path("r/explained.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_a_low_specificity_comes_with_a_caution_everywhere(run, tmp_path):
+    photo(tmp_path / "photos" / "a.png")
+    photo(tmp_path / "photos" / "b.png", seed=3)
+    common = ("explain", "photos", "--model", "cifar10_cnn", "--out", "r")
+    _, out, _ = run(*common, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    low = [record for record in records if record["specificity"] < 0.3]
+    assert len(low) == 1
+    assert all("use integrated_gradients" in record["caution"] for record in low)
+    assert all(record["caution"] == "" for record in records if record not in low)
+    _, out, _ = run(*common)
+    assert f"below 0.3 for {len(low)} of 2" in out
+    assert "Such a map looks nearly the same for any class" in out
+    page = Path("r/index.html").read_text()
+    assert page.count('class="low"') == len(low)
+    assert "Such a map looks nearly the same for any class" in page
+    _, out, _ = run(*common, "--no-specificity", "--json")
+    assert json.loads(out.splitlines()[0])["specificity"] is None
+
+
+def test_a_warning_is_in_the_record_and_the_page_not_on_the_terminal(run, tmp_path):
+    photo(tmp_path / "photos" / "a.png")
+    photo(tmp_path / "photos" / "b.png", seed=3)
+    status, out, err = run("explain", "photos", "--model", TINY, "--out", "r", "--tau", "1e9")
+    assert (status, [line for line in err.splitlines() if "explaining" not in line]) == (0, [])
+    first, second = map(json.loads, Path("r/explained.jsonl").read_text().splitlines())
+    assert "passed nothing above tau" in first["warnings"][0]
+    assert first["specificity"] is second["specificity"] is None
+    assert second["notes"] == ["Specificity –: the map is zero."]
+    assert "1 with warnings" in out
+    assert Path("r/index.html").read_text().count('class="warning"') == 1
+
+
+def test_overlay_or_map_alone_and_smoothed(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    drawn = {}
+    for options in ((), ("--only", "map"), ("--only", "overlay"), ("--only", "overlay", "--smooth")):
+        run("explain", cat, "--model", TINY, "--q", "60", "--out", "r", *options)
+        with Image.open("r/cat.png") as picture:
+            drawn[options] = np.asarray(picture.convert("RGB")).astype(float)
+    everything, map_alone, overlay, smoothed = drawn.values()
+    assert overlay.shape[1] < map_alone.shape[1] < everything.shape[1] / 2
+    assert smoothed.shape == overlay.shape
+    assert not np.array_equal(smoothed, overlay)
+    with pytest.raises(ValueError, match="'map' or 'overlay'"):
+        rectgrad.explain(cat, TINY, q=60).show(only="photo")

@@ -51,7 +51,8 @@ class Explain:
         }
 
     def explain(self, network: Network, batch: list[Prepared]) -> list[Explanation]:
-        return explain_prepared(network, batch, self.method, self.target, len(batch), self.specificity)
+        n = len(batch)
+        return explain_prepared(network, batch, n, self.method, self.target, n, self.specificity)
 
     def draw(self, answer: Explanation) -> Drawn:
         picture = answer.show(dark=self.dark, only=self.only, smooth=self.smooth)

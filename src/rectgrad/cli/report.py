@@ -50,7 +50,7 @@ def process(
         try:
             computed = execute(plan, sources, done)
         finally:
-            index.write()
+            index.close()
     return Outcome([records[each.name] for each in sources if each.name in records], computed, broken)
 
 

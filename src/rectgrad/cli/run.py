@@ -27,6 +27,7 @@ from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches, prefetch
 
 Json = dict[str, Any]
+_SHOWN: dict[Any, int] = {}  # the model's warnings that were printed, as Python keeps them for a module
 Done = Callable[[Source, Any], None]  # with the record of a photo, or the error of a file that cannot be read
 
 
@@ -99,7 +100,7 @@ def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
 
     looked = prefetch(look, sources, depth=2 * plan.batch_size)
     answers = _answers(plan, network, _to_compute(looked, done))
-    for (source, *_), future in prefetch(write, answers, depth=2 * plan.batch_size):
+    for (source, *_), future in prefetch(write, answers, depth=2 * plan.batch_size, prompt=True):
         done(source, future.result())
         computed += 1
     return computed
@@ -151,7 +152,8 @@ def _explained(plan: Plan, network: Network, batch: list[Prepared]) -> list[Any]
     own = {sentence for answer in found for each in _several(answer) for sentence in each.warnings}
     for each in heard:
         if str(each.message) not in own:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            where = each.filename, each.lineno
+            warnings.warn_explicit(each.message, each.category, *where, registry=_SHOWN)
     return found
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import Record, record_for
+from rectgrad.api import Model, OptionValue, Record, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -19,7 +21,6 @@ from rectgrad.explanation.recorded import answers, explain_record
 from rectgrad.explanation.result import Explanation, named
 from rectgrad.explanation.trust import Specificity, recommended, specificity
 from rectgrad.methods import Method
-from rectgrad.methods.catalog import as_method
 from rectgrad.models import Guess, ImageModel
 
 __all__ = [
@@ -36,12 +37,55 @@ __all__ = [
     "specificity",
 ]
 
-Target = None | int | str | Sequence[int] | Sequence[str] | Tensor | Callable[..., Tensor]
+Target = int | str | Sequence[int | str] | Tensor | Callable[..., Tensor] | None
+Pictures = TypeVar("Pictures", bound=Picture)  # a list of paths is also a list of pictures
 
 
+@overload
 def explain(
-    image: Picture | Sequence[Picture],
-    model: str | ImageModel | Callable[..., object] | None = None,
+    image: str | Path | Image.Image | np.ndarray,
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> Explanation: ...
+@overload
+def explain(
+    image: list[Pictures] | tuple[Pictures, ...],
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> list[Explanation]: ...
+@overload
+def explain(
+    image: Tensor,
+    model: str | ImageModel | Model | None = ...,
+    method: str | Method | None = ...,
+    target: Target = ...,
+    *,
+    prepare: Prepare | None = ...,
+    labels: Labels | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+    specificity: bool | None = ...,
+    **options: OptionValue,
+) -> Explanation | list[Explanation]: ...
+def explain(
+    image: Picture | list[Pictures] | tuple[Pictures, ...],
+    model: str | ImageModel | Model | None = None,
     method: str | Method | None = None,
     target: Target = None,
     *,
@@ -50,8 +94,8 @@ def explain(
     device: str | torch.device | None = None,
     batch_size: int = 8,
     specificity: bool | None = None,
-    **options: Any,
-) -> Any:
+    **options: OptionValue,
+) -> Explanation | list[Explanation]:
     """What a network looked at in a picture: an `Explanation`; a list of them for several pictures.
 
     image: a path, a PIL image, an array (H, W, 3) of uint8 or of floats from 0 to 1, or a tensor that the
@@ -69,10 +113,10 @@ def explain(
         rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
     """
     network = Network.of(model, prepare, labels, device)
-    chosen = as_method(method if method is not None else recommended("where"), options)
+    asked = chosen(method if method is not None else recommended("where"), options)
     pictures, several = _pictures(image)
-    prepared = [network.prepared(picture) for picture in pictures]
-    found = explain_prepared(network, prepared, chosen, target, batch_size, specificity)
+    prepared = map(network.prepared, pictures)  # as they are needed: thousands would fill the memory
+    found = explain_prepared(network, prepared, len(pictures), asked, target, batch_size, specificity)
     return found if several else found[0]
 
 
@@ -91,30 +135,40 @@ def _pictures(image: Any) -> tuple[list[Any], bool]:
 
 def explain_prepared(
     network: Network,
-    prepared: Sequence[Prepared],
+    prepared: Iterable[Prepared],
+    n: int,
     method: Method,
     target: Target = None,
     batch_size: int = 8,
     specificity: bool | None = None,
 ) -> list[Explanation]:
-    """`explain` for pictures that are ready for the network."""
+    """`explain` for n pictures that are ready for the network."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
-    n, asked = len(prepared), _indices_of(network, target, len(prepared))
+    wanted = _indices_of(network, target, n)
     found: list[Explanation] = []
     for batch in _batches(prepared, batch_size):
         start, stop = len(found), len(found) + len(batch)
         whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
         own = method.rows(start, stop, (whole,)) if len(batch) < n else method
-        found += _explained(network, batch, own, targets.narrow(asked, start, stop, n), specificity)
+        found += _explained(network, batch, own, targets.narrow(wanted, start, stop, n), specificity)
     return found
 
 
-def _batches(prepared: Sequence[Prepared], size: int) -> Iterator[list[Prepared]]:
-    """Consecutive pictures of one shape and type, so many at a time."""
-    for _, group in groupby(prepared, lambda each: (each.inputs.shape, each.inputs.dtype)):
-        alike = list(group)
-        yield from (alike[i : i + size] for i in range(0, len(alike), size))
+def _batches(prepared: Iterable[Prepared], size: int) -> Iterator[list[Prepared]]:
+    """Consecutive pictures of one shape and type, at most so many at a time."""
+    batch: list[Prepared] = []
+    for each in prepared:
+        if len(batch) == size or (batch and _kind(batch[0]) != _kind(each)):
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _kind(each: Prepared) -> tuple[torch.Size, torch.dtype]:
+    return each.inputs.shape, each.inputs.dtype
 
 
 def _indices_of(network: Network, target: Any, n: int) -> Any:
@@ -144,12 +198,10 @@ def _explained(
         with Heard() as heard:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
             recorded = _recorded(network, inputs, method)
-            found = answers(recorded, network, batch, method, target, specificity, heard)
-        heard.raise_again()
-        return found
+            return answers(recorded, network, batch, method, target, specificity, heard)
     except Exception as error:
         if not out_of_memory(error) or len(batch) == 1:
             raise
     half = len(batch) // 2
     warn(f"memory was not enough for {len(batch)} pictures at once; batch_size={half} may be enough")
-    return explain_prepared(network, batch, method, target, half, specificity)
+    return explain_prepared(network, batch, len(batch), method, target, half, specificity)

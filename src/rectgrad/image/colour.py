@@ -6,10 +6,15 @@ for negative, white for zero, red for positive, symmetric about zero.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Values: TypeAlias = "Tensor | np.ndarray"  # a map, (H, W), (C, H, W) or (1, C, H, W)
 
 # Colours from the most negative value over zero to the most positive one. Zero has the background colour.
 COLOURS: dict[str, tuple[str, ...]] = {
@@ -20,11 +25,10 @@ COLOURS: dict[str, tuple[str, ...]] = {
 }
 
 
-def plane(values: Any) -> np.ndarray:
+def plane(values: Values) -> np.ndarray:
     """Sums a map (C, H, W), (H, W) or (1, C, H, W) over its channels: (H, W)."""
-    if hasattr(values, "detach"):
-        values = values.detach().float().cpu().numpy()
-    array = np.asarray(values, dtype=np.float32)
+    plain = values if isinstance(values, np.ndarray) else _numpy(values)
+    array = np.asarray(plain, dtype=np.float32)
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
     if array.ndim not in (2, 3):
@@ -32,7 +36,11 @@ def plane(values: Any) -> np.ndarray:
     return array.sum(0) if array.ndim == 3 else array
 
 
-def final_threshold(values: Any, percentile: float = 95.0) -> np.ndarray:
+def _numpy(values: Values) -> np.ndarray:
+    return values.detach().float().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+
+
+def final_threshold(values: Values, percentile: float = 95.0) -> np.ndarray:
     """Sets everything below a percentile of the map to zero (or to the threshold, if that is negative). The
     paper applies it to the baselines, to make them as sparse as RectGrad."""
     flat = plane(values)
@@ -40,7 +48,7 @@ def final_threshold(values: Any, percentile: float = 95.0) -> np.ndarray:
     return np.where(flat < threshold, min(threshold, 0.0), flat).astype(np.float32)
 
 
-def cap(values: Any, low: float = 0.5, high: float = 99.5) -> tuple[np.ndarray, float]:
+def cap(values: Values, low: float = 0.5, high: float = 99.5) -> tuple[np.ndarray, float]:
     """Clips the map to its low and high percentile. Returns it with its largest absolute value.
 
     If a percentile is 0 (a sparse map), the minimum or maximum is used instead.
@@ -64,19 +72,19 @@ def colour_names() -> list[str]:
     return list(COLOURS)
 
 
-def scheme_of(values: Any, dark: bool = False) -> str:
+def scheme_of(values: Values, dark: bool = False) -> str:
     """The colours for a map: signed if it has negative values."""
     return ("signed" if plane(values).min() < 0 else "unsigned") + ("_dark" if dark else "")
 
 
-def colour(values: Any, name: str | None = None, dark: bool = False) -> Image.Image:
+def colour(values: Values, name: str | None = None, dark: bool = False) -> Image.Image:
     """Draws the map, one pixel per value."""
     name = name or scheme_of(values, dark)
     table = colours(name)
     return Image.fromarray(table[_index(values, name)].round().astype(np.uint8))
 
 
-def _index(values: Any, name: str) -> np.ndarray:
+def _index(values: Values, name: str) -> np.ndarray:
     """The index of each pixel in a table of 256 colours."""
     capped, limit = cap(values)
     scaled = capped / limit if limit > 0 else capped
@@ -85,7 +93,9 @@ def _index(values: Any, name: str) -> np.ndarray:
     return (np.clip(scaled, 0, 1) * 255).round().astype(np.intp)
 
 
-def overlay(photo: Image.Image, values: Any, strength: float = 0.85, name: str | None = None) -> Image.Image:
+def overlay(
+    photo: Image.Image, values: Values, strength: float = 0.85, name: str | None = None
+) -> Image.Image:
     """Draws the map over a pale copy of the photo. Strong values are opaque, weak ones transparent."""
     name = name or scheme_of(values)
     capped, limit = cap(values)
@@ -103,7 +113,7 @@ def overlay(photo: Image.Image, values: Any, strength: float = 0.85, name: str |
     return Image.fromarray((pale * (1 - alpha) + tint * alpha).round().clip(0, 255).astype(np.uint8))
 
 
-def blurred(values: Any, share: float = 0.02) -> np.ndarray:
+def blurred(values: Values, share: float = 0.02) -> np.ndarray:
     """The map under a Gaussian with a standard deviation of `share` of its longer side: soft, for slides."""
     flat = plane(values)
     sigma = share * max(flat.shape)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from rectgrad.image.colour import cap, colours, overlay, scheme_of
+from rectgrad.image.colour import Values, cap, colours, overlay, plane, scheme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def figure(
-    values: Any,
+    values: Values,
     photo: Image.Image | None = None,
     title: str = "",
     *,
@@ -25,6 +25,7 @@ def figure(
     """A map with its colour bar; with a photo, also the photo and an overlay."""
     from matplotlib.figure import Figure
 
+    _check_photo(values, photo)
     panels = 1 if photo is None else 3
     page = Figure(figsize=(3.4 * panels + 0.6, 3.6), layout="constrained", facecolor=_page(dark))
     axes = np.atleast_1d(page.subplots(1, panels))
@@ -40,14 +41,38 @@ def figure(
     return page
 
 
-def show(values: Any, photo: Image.Image | None = None, title: str = "", **options: Any) -> Image.Image:
+def show(
+    values: Values,
+    photo: Image.Image | None = None,
+    title: str = "",
+    *,
+    name: str | None = None,
+    dark: bool = False,
+) -> Image.Image:
     """Returns the figure as a picture, which a notebook displays if the call is the last line of a cell."""
     drawn = io.BytesIO()
-    figure(values, photo, title, **options).savefig(drawn, format="png", dpi=120)
+    figure(values, photo, title, name=name, dark=dark).savefig(drawn, format="png", dpi=120)
     return Image.open(drawn)
 
 
-def _map(page: Figure, axis: Any, values: Any, name: str, dark: bool) -> None:
+def _check_photo(values: Values, photo: object) -> None:
+    """The photo must be the picture that the map belongs to, pixel by pixel."""
+    if photo is None:
+        return
+    if not isinstance(photo, Image.Image):
+        raise TypeError(
+            f"photo must be a PIL image, not {type(photo).__name__}: give the crop that the network saw, "
+            "model.crop(picture), or call rectgrad.explain(picture, model).show()"
+        )
+    height, width = plane(values).shape
+    if photo.size != (width, height):
+        raise ValueError(
+            f"the photo has {photo.width} × {photo.height} pixels and the map {width} × {height}: give the "
+            "crop that the network saw, model.crop(picture), or call rectgrad.explain(picture, model).show()"
+        )
+
+
+def _map(page: Figure, axis: Any, values: Values, name: str, dark: bool) -> None:
     from matplotlib.colors import ListedColormap
 
     capped, limit = cap(values)

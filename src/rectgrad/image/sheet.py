@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from rectgrad.image.colour import cap, colours, scheme_of
+from rectgrad.image.colour import Values, cap, colours, scheme_of
 
 PAGE = {False: "#ffffff", True: "#101114"}
 INK = {False: "#1c1d21", True: "#e8e6e1"}
@@ -40,7 +40,7 @@ def font(size: int) -> Any:
     return ImageFont.truetype(str(path), size - 1) if path.exists() else ImageFont.load_default(size=size)
 
 
-def bar(values: Any, height: int, dark: bool = False, name: str | None = None) -> Image.Image:
+def bar(values: Values, height: int, dark: bool = False, name: str | None = None) -> Image.Image:
     """A colour bar for `colour(values)`, labelled with the limits of the capped map."""
     name = name or scheme_of(values, dark)
     limit = cap(values)[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Index:
 
     def __init__(self, out: Path, command: str, total: int) -> None:
         self.out, self.command, self.total = out, command, total
-        self.records = {record["picture"]: record for record in _stored(out)}
+        self.records = _stored(out)
         self.processed = 0
         self._next = 0.0
 
@@ -37,6 +37,13 @@ class Index:
         if time.monotonic() >= self._next:
             self.write()
 
+    def close(self) -> None:
+        """Writes what is in the folder: results that an interruption kept from being added are there too."""
+        added = len(self.records)
+        self.records = _stored(self.out)
+        self.processed += len(self.records) - added
+        self.write()
+
     def write(self) -> None:
         """Writes both files, and does not let `add` do so again before 20 times that duration has passed."""
         if not self.records:
@@ -45,17 +52,17 @@ class Index:
         records = [self.records[picture] for picture in sorted(self.records)]
         lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         files.save_text("".join(lines), self.out / "explained.jsonl")
-        left = self.total - self.processed
+        left = max(self.total - self.processed, 0)
         files.save_text(page(records, self.command, left), self.out / "index.html")
         ended = time.monotonic()
         self._next = ended + 20 * (ended - started)
 
 
-def _stored(out: Path) -> Iterator[Json]:
-    for path in out.rglob("*.json") if out.is_dir() else ():
-        record = files.load_json(path)
-        if isinstance(record, dict) and {"settings", "picture", "target"} <= record.keys():
-            yield record
+def _stored(out: Path) -> dict[str, Json]:
+    """The records in the folder, by picture."""
+    contents = [files.load_json(path) for path in out.rglob("*.json")] if out.is_dir() else []
+    records = (each for each in contents if isinstance(each, dict))
+    return {each["picture"]: each for each in records if {"settings", "picture", "target"} <= each.keys()}
 
 
 def page(records: list[Json], command: str, left: int = 0) -> str:
