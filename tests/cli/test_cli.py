@@ -1,181 +1,21 @@
-"""The command line as people use it: results, errors in one line, interruptions, floods of strange files."""
+"""The command line as people use it: help, errors in one line, progress."""
 
 import io
 import json
 import os
-import random
-import re
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import rectgrad
-from rectgrad import cli, photos
+from commands import TINY, photo
+from rectgrad import cli
 from rectgrad.cli import COMMANDS
 from rectgrad.cli.progress import progress
-from rectgrad.cli.run import Plan, explain_photos
 from rectgrad.methods.catalog import METHODS
-from rectgrad.models import load
-from rectgrad.photos import files
-
-HERE = Path(__file__).parents[1]
-TINY = f"{HERE / 'tiny_model.py'}:tiny"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """run("explain", ...) -> (status, stdout, stderr), in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rectgrad", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        return stopped.value.code, out, err
-
-    return call
-
-
-def photo(path, size=(48, 40), seed=0):
-    values = np.random.default_rng(seed).integers(0, 255, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(values).resize(size).save(path)
-    return path
-
-
-def size_of(path):
-    with Image.open(path) as picture:
-        return picture.size
-
-
-def test_explain_writes_picture_record_and_map(run, tmp_path):
-    cat = photo(tmp_path / "cat.png")
-    status, out, err = run("explain", cat, "--model", TINY, "--maps", "npy", "--q", "60", "--out", "results")
-    assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "results/cat.png"
-    assert size_of("results/cat.png")[0] > 1000
-    said = json.loads(Path("results/cat.json").read_text())
-    assert len(said["top5"]) == 4
-    assert said["target"] == said["top5"][0]
-    assert said["settings"]["options"]["q"] == 60
-    model = load(TINY)
-    inputs = model.prepare(model.crop(photos.read(cat)))[None]
-    expected = rectgrad.attribute(model.module, inputs, "rectgrad", q=60)[0]
-    assert np.allclose(np.load("results/cat.npy"), expected.numpy(), atol=1e-6)
-
-
-def test_specificity_is_in_the_record_and_printed(run, tmp_path):
-    cat = photo(tmp_path / "cat.png")
-    common = ("explain", cat, "--model", TINY, "--out", "r")
-    _, out, _ = run(*common, "--q", "60")
-    expected = rectgrad.explain(cat, TINY, q=60)
-    assert json.loads(Path("r/cat.json").read_text())["specificity"] == round(expected.specificity, 4)
-    assert expected.notes[0] in out
-    smooth = (*common, "--method", "smoothgrad", "--samples", "2")
-    _, out, _ = run(*smooth)
-    assert "Specificity –: not computed" in out
-    _, out, _ = run(*smooth, "--specificity", "--json")
-    assert 0 <= json.loads(out)["specificity"] <= 1
-
-
-def test_explain_follows_method_options_and_target(run, tmp_path):
-    cat = photo(tmp_path / "cat.png")
-    common = ("explain", cat, "--model", TINY, "--maps", "npz", "--out", "r", "--target", "blue bird")
-    status, out, _ = run(*common, "--method", "smoothgrad", "--over", "rectgrad", "--samples", "2", "--json")
-    assert status == 0
-    line = json.loads(out)
-    assert line["target"]["index"] == 2
-    assert line["settings"]["options"] == {"over": "rectgrad", "samples": 2, "noise": 0.1, "seed": 0}
-    model = load(TINY)
-    inputs = model.prepare(model.crop(photos.read(cat)))[None]
-    expected = rectgrad.attribute(model.module, inputs, "smoothgrad", 2, over="rectgrad", samples=2)[0]
-    with np.load("r/cat.npz") as content:
-        assert np.allclose(content["map"], expected.numpy(), atol=1e-6)
-
-
-def test_what_is_done_is_not_done_again_unless_the_settings_change(run, tmp_path):
-    photo(tmp_path / "photos" / "a.png")
-    photo(tmp_path / "photos" / "b.png", seed=1)
-    run("explain", "photos", "--model", TINY, "--q", "60", "--out", "r")
-    before = {p: p.stat().st_mtime_ns for p in Path("r").glob("*.png")}
-    assert len(before) == 2
-    Path("r/b.png").unlink()
-    run("explain", "photos", "--model", TINY, "--q", "60", "--out", "r")
-    assert Path("r/a.png").stat().st_mtime_ns == before[Path("r/a.png")]
-    assert Path("r/b.png").exists()
-    run("explain", "photos", "--model", TINY, "--q", "50", "--out", "r")
-    assert Path("r/a.png").stat().st_mtime_ns != before[Path("r/a.png")]
-    lines = Path("r/explained.jsonl").read_text().splitlines()
-    assert [json.loads(line)["picture"] for line in lines] == ["a.png", "b.png"]
-
-
-def test_a_changed_photo_or_changed_weights_are_explained_again(run, tmp_path):
-    cat = photo(tmp_path / "cat.png")
-    code = tmp_path / "net.py"
-    code.write_text((HERE / "tiny_model.py").read_text())
-    common = ("explain", cat, "--q", "60", "--out", "r", "--model", f"{code}:tiny")
-    run(*common)
-    first = json.loads(Path("r/cat.json").read_text())
-    run("explain", tmp_path, *common[2:])
-    assert json.loads(Path("r/cat.json").read_text()) == first
-    code.write_text(code.read_text().replace("manual_seed(0)", "manual_seed(7)"))
-    run(*common)
-    second = json.loads(Path("r/cat.json").read_text())
-    assert second["top5"] != first["top5"]
-    photo(cat, seed=9)
-    run(*common)
-    assert json.loads(Path("r/cat.json").read_text())["top5"] != second["top5"]
-    stamp = Path("r/cat.png").stat().st_mtime_ns
-    run(*common, "--again")
-    assert Path("r/cat.png").stat().st_mtime_ns != stamp
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (("--method", "smoothgrad", "--over", "rectgrad", "--samples", "2", "--q", "60"), ("--q", "30")),
-        (("--q", "60"), ("--dark",)),
-        (("--q", "60", "--maps", "npy"), ("--maps", "npz")),
-    ],
-)
-def test_another_inner_option_page_or_kind_of_map_is_another_result(run, tmp_path, first, second):
-    cat = photo(tmp_path / "cat.png")
-    run("explain", cat, "--model", TINY, "--out", "r", *first)
-    stamp = Path("r/cat.png").stat().st_mtime_ns
-    run("explain", cat, "--model", TINY, "--out", "r", *first, *second)
-    assert Path("r/cat.png").stat().st_mtime_ns != stamp
-
-
-def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
-    photo(tmp_path / "a.png")
-    photo(tmp_path / "b.png", seed=1)
-    _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
-    assert "2 photos explained" in out
-    _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
-    assert "2 photos explained, 2 of them earlier" in out
-    photo(tmp_path / "c.png", seed=2)
-    Path("explained/list.json").write_text("[1, 2]")  # a file of somebody else's
-    run("explain", "c.png", "--model", TINY, "--q", "60")
-    assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
-
-
-def test_options_of_the_averaged_method(run, tmp_path):
-    options = ("--method", "smoothgrad", "--over", "rectgrad", "--samples", "2", "--q", "60", "--json")
-    status, _, _ = run("explain", photo(tmp_path / "a.png"), "--model", TINY, *options, "--maps", "npy")
-    assert status == 0
-    model = load(TINY)
-    inputs = model.prepare(model.crop(photos.read(tmp_path / "a.png")))[None]
-    inner = rectgrad.RectGrad(q=60)
-    expected = rectgrad.attribute(model.module, inputs, "smoothgrad", over=inner, samples=2)[0]
-    assert np.allclose(np.load("explained/a.npy"), expected.numpy(), atol=1e-6)
 
 
 def test_no_arguments_and_the_version(run):
@@ -185,72 +25,6 @@ def test_no_arguments_and_the_version(run):
     assert len(out.splitlines()) > 10
     _, out, _ = run("--version")
     assert out.strip() == rectgrad.__version__
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="needs signals")
-def test_an_interrupted_run_says_how_to_go_on(tmp_path):
-    folder = tmp_path / "photos"
-    for i in range(200):
-        photo(folder / f"p{i:03}.png", seed=i)
-    command = [sys.executable, "-m", "rectgrad", "explain", str(folder), "--model", TINY, "--q", "60"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "out")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "rectgrad: interrupted; run the same command again to resume"
-
-
-@pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_sheets_of_one_photo_and_of_a_folder(run, tmp_path, command):
-    photo(tmp_path / "photos" / "a.png")
-    photo(tmp_path / "photos" / "b & c.png", seed=1)
-    options = ["--q", "60"] if command == "compare" else ["--q", "0,60"]
-    if command == "compare":
-        options += ["--methods", "saliency,rectgrad"]
-    status, out, _ = run(command, "photos/a.png", "--model", TINY, "--out", "one", *options)
-    assert status == 0
-    assert size_of(out.split()[-1])[0] > 100
-    (tmp_path / "photos" / "broken.jpg").write_text("no image")
-    status, out, err = run(command, "photos", "--model", TINY, "--out", "many", *options)
-    assert status == 1
-    assert "broken.jpg" in err
-    page = tmp_path / out.split()[-1]
-    if command == "compare":
-        assert re.findall(r'src="(.*?)"', page.read_text()) == ["a.png", "b%20%26%20c.png"]
-        assert Path("many/b & c.png").exists()
-
-
-def test_compare_puts_several_photos_on_one_sheet(run, tmp_path):
-    photo(tmp_path / "photos" / "a.png")
-    photo(tmp_path / "photos" / "b.png", seed=1)
-    options = ["--model", TINY, "--methods", "saliency,rectgrad", "--q", "60", "--out", "r"]
-    _, out, _ = run("compare", "photos/a.png", *options)
-    single = size_of(out.split()[-1])
-    _, out, _ = run("compare", "photos", "--together", *options)
-    assert out.split()[-1] == "r/compare.png"
-    assert size_of("r/compare.png")[1] > 1.5 * single[1]
-
-
-@pytest.mark.filterwarnings("ignore:the map of sample")
-def test_compare_takes_all_methods(run, tmp_path):
-    status, _, err = run(
-        "compare", photo(tmp_path / "a.png"), "--model", TINY, "--methods", "all", "--q", "60"
-    )
-    assert (status, err) == (0, "")
-
-
-def test_layers_shows_each_rectified_layer(run, tmp_path):
-    status, out, _ = run("layers", photo(tmp_path / "a.png"), "--model", TINY, "--q", "60")
-    assert status == 0
-    assert size_of(out.split()[-1])[1] > 300
 
 
 def test_lists(run):
@@ -294,6 +68,10 @@ ERRORS = {
     "bad comparison": (["compare", "--methods", "saliency,x"], "unknown method 'x'"),
     "out is a file": (["explain", "--model", TINY, "--out", "taken"], "taken"),
     "unreadable photo": (["layers", "taken", "--model", TINY], "taken"),
+    "unreadable photo to explain": (["explain", "taken", "--model", TINY], "taken: not an image"),
+    "bad picture": (["explain", "--only", "photo"], "map or overlay"),
+    "maps of layers": (["layers", "--maps", "npy"], "npz"),
+    "bad engine": (["explain", "--engine", "spark"], "local or ray"),
 }
 
 
@@ -311,18 +89,6 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, name):
     assert err.startswith("rectgrad: ")
     assert words in err
     assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_a_full_disk_is_one_line_and_leaves_no_part(run, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device", "r/.a.png.part")
-
-    monkeypatch.setattr(files, "save_picture", full)
-    status, _, err = run("explain", photo(tmp_path / "a.png"), "--model", TINY, "--q", "60", "--out", "r")
-    assert status == 2
-    assert "No space left" in err
-    assert len(err.splitlines()) == 1
-    assert not Path("r").exists() or list(Path("r").iterdir()) == []
 
 
 def test_an_unforeseen_fault_keeps_its_traceback(monkeypatch):
@@ -367,133 +133,6 @@ def test_attributing_pulls_in_no_heavy_package():
     assert done.stdout.strip() == "[]"
 
 
-def strange_files(folder):
-    """Six that can be read, in six ways, and five that cannot."""
-    rng = np.random.default_rng(1)
-    picture = Image.fromarray(rng.integers(0, 255, (60, 80, 3), dtype=np.uint8))
-    picture.convert("CMYK").save(folder / "s_cmyk.jpg")
-    picture.convert("L").save(folder / "s_grey.jpg")
-    Image.fromarray(rng.integers(0, 65535, (50, 50), dtype=np.uint16)).save(folder / "s_16bit.png")
-    picture.convert("RGBA").save(folder / "s_clear.png")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture.save(folder / "s_turned.jpg", exif=exif)
-    Image.new("RGB", (12_000, 9_000), "teal").save(folder / "s_huge.jpg", quality=30)
-    (folder / "bad_empty.jpg").write_bytes(b"")
-    (folder / "bad_text.jpg").write_text("hello")
-    whole = (folder / "s_grey.jpg").read_bytes()
-    (folder / "bad_cut.jpg").write_bytes(whole[: len(whole) // 3])
-    (folder / "bad_png.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
-    (folder / "bad_head.jpg").write_bytes(b"\xff\xd8\xff" + os.urandom(300))
-
-
-def resident() -> float:
-    """Megabytes of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_a_flood_of_mixed_files(tmp_path):
-    """300 photos of mixed sizes and strange kinds: all that can be read is explained, memory stays level."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    strange_files(folder)
-    rng = random.Random(0)
-    for i in range(300 - 11):
-        photo(folder / f"p{i:03}.jpg", (rng.randrange(20, 900), rng.randrange(20, 900)), seed=i)
-    plan = Plan(load(TINY), rectgrad.RectGrad(q=60), tmp_path / "out")
-    results, memory = {}, []
-
-    def done(source, result):
-        results[source.name] = result
-        memory.append(resident())
-
-    explain_photos(plan, files.sources([str(folder)]), done)
-    broken = sorted(name for name, result in results.items() if isinstance(result, Exception))
-    assert broken == ["bad_cut", "bad_empty", "bad_head", "bad_png", "bad_text"]
-    assert len(results) == 300
-    assert abs(memory[299] - memory[99]) < 100
-    assert len(list((tmp_path / "out").glob("*.png"))) == 295
-
-
-def test_a_photo_that_goes_away_meanwhile_stops_nothing(tmp_path):
-    """Photos are decoded ahead; what happens to the file after that does not matter."""
-    for i in range(6):
-        photo(tmp_path / "photos" / f"p{i}.png", seed=i)
-    plan = Plan(load(TINY), rectgrad.RectGrad(q=60), tmp_path / "out", batch_size=2)
-    results = []
-
-    def done(source, result):
-        results.append(result)
-        (tmp_path / "photos" / "p1.png").unlink(missing_ok=True)
-
-    assert explain_photos(plan, files.sources([str(tmp_path / "photos")]), done) == 6
-    assert not any(isinstance(result, Exception) for result in results)
-
-
-def test_broken_files_are_listed_and_the_status_is_1(run, tmp_path):
-    folder = tmp_path / "photos"
-    photo(folder / "good.png")
-    (folder / "bad.jpg").write_text("hello")
-    status, _, err = run("explain", "photos", "--model", TINY, "--q", "60", "--out", "r")
-    assert status == 1
-    assert re.search(r"rectgrad: photos/bad\.jpg: not an image", err)
-    assert Path("r/good.png").exists()
-
-
-def test_killed_at_any_moment_it_goes_on(tmp_path):
-    """SIGKILL at random moments: every visible file is whole, and the restarted run finishes the rest."""
-    folder, out = tmp_path / "photos", tmp_path / "out"
-    for i in range(40):
-        photo(folder / f"p{i:02}.png", seed=i)
-    command = [sys.executable, "-m", "rectgrad", "explain", str(folder), "--model", TINY]
-    command += ["--q", "60", "--maps", "npz", "--batch-size", "2", "--out", str(out)]
-    rng = random.Random(3)
-    for _ in range(4):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seen = len(list(out.glob("*.json"))) if out.exists() else 0
-        deadline = time.monotonic() + 60
-        while (
-            process.poll() is None and len(list(out.glob("*.json"))) <= seen and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.15)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        for path in out.glob("[!.]*"):
-            whole(path)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "40 photos explained" in done.stdout
-    assert {p.suffix for p in out.iterdir()} == {".png", ".json", ".npz", ".jsonl"}
-    assert len(list(out.iterdir())) == 3 * 40 + 1
-    assert not list(out.glob(".*"))
-
-
-def whole(path):
-    """Fails on a file that is not complete."""
-    if path.suffix == ".png":
-        with Image.open(path) as picture:
-            picture.load()
-    elif path.suffix == ".npz":
-        with np.load(path) as content:
-            assert content["map"].shape == (3, 32, 32)
-    elif path.suffix == ".json":
-        json.loads(path.read_text())
-
-
-def test_the_sample_photo_with_the_default_model(run):
-    """What `make demo` does: the cat's eyes stand out, the background is empty."""
-    status, out, _ = run("explain", "--maps", "npy", "--out", "demo")
-    assert status == 0
-    assert out.splitlines()[-1] == "demo/chelsea.png"
-    assert "cat" in out
-    plane = np.load("demo/chelsea.npy").sum(0)
-    assert plane.shape == (224, 224)
-    eyes = plane[50:150, 25:120].sum() + plane[80:150, 160:224].sum()
-    assert eyes > 0.9 * plane.sum()
-    assert (plane == 0).mean() > 0.8
-
-
 def test_every_public_name_is_there():
     assert all(hasattr(rectgrad, name) for name in rectgrad.__all__)
     assert set(rectgrad.__all__) <= set(dir(rectgrad))
@@ -532,15 +171,3 @@ def test_progress_is_a_bar_with_rate_and_time_left_on_a_terminal(monkeypatch):
     assert "3/3" in screen.getvalue()
     assert "/s" in screen.getvalue()
     assert "0:00:00" in screen.getvalue()
-
-
-def test_layers_never_takes_the_place_of_the_photo(run):
-    Image.new("RGB", (40, 40), "red").save("mine.png")
-    before = Path("mine.png").read_bytes()
-    status, _, said = run("layers", "mine.png", "--model", "cifar10_cnn", "--out", ".")
-    assert (status, Path("mine.png").read_bytes()) == (2, before)
-    assert "the folder for the results" in said
-    Image.new("RGB", (40, 40), "blue").save("other.png")
-    status, _, said = run("layers", "*.png", "--model", "cifar10_cnn")
-    assert status == 2
-    assert "layers takes one photo; '*.png' matches 2" in said

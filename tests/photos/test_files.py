@@ -131,6 +131,21 @@ def test_work_ahead_is_in_order_bounded_and_passes_errors_on():
     assert most <= 6
 
 
+def test_prompt_results_do_not_wait_for_the_depth():
+    pulled = []
+
+    def items():
+        for i in range(1000):
+            pulled.append(i)
+            yield i
+            time.sleep(0.002)
+
+    results = prefetch(str, items(), depth=1000, prompt=True)
+    assert next(results)[1].result() == "0"
+    assert len(pulled) < 1000
+    results.close()
+
+
 def test_batches():
     assert list(batches(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
     assert list(batches([], 3)) == []

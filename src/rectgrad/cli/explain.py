@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 import functools
-import json
+import os
+import shutil
+import statistics
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rectgrad.cli import options as shared
-from rectgrad.cli.explain_ray import ModelSpec, explain_on_ray
-from rectgrad.cli.progress import progress
-from rectgrad.cli.run import Plan, explain_photos
-from rectgrad.photos import files
-from rectgrad.photos.files import Source
+from rectgrad.cli.explain_ray import ModelSpec, run_on_ray
+from rectgrad.cli.index import of_many
+from rectgrad.cli.report import Outcome, process
+from rectgrad.cli.run import Drawn, Json, Plan, array, run, said
+from rectgrad.explanation import Explanation, Network, Prepared, explain_prepared, recommended
+from rectgrad.explanation.result import PICTURES
+from rectgrad.explanation.trust import LOW
+from rectgrad.methods import Method
+from rectgrad.methods.catalog import name_of, plain_value
 
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@dataclass(frozen=True)
+class Explain:
+    """One method, and one picture for each photo."""
+
+    method: Method
+    target: int | None = None  # None: the top class of each photo
+    dark: bool = False
+    specificity: bool | None = None  # None: for methods that need one pass
+    only: str | None = None  # "map" or "overlay"
+    smooth: bool = False
+
+    def settings(self) -> Json:
+        return {
+            "method": name_of(self.method),
+            "options": {f.name: plain_value(getattr(self.method, f.name)) for f in fields(self.method)},
+            "target": self.target,
+            "dark": self.dark,
+            "specificity": self.specificity,
+            "only": self.only,
+            "smooth": self.smooth,
+        }
+
+    def explain(self, network: Network, batch: list[Prepared]) -> list[Explanation]:
+        n = len(batch)
+        return explain_prepared(network, batch, n, self.method, self.target, n, self.specificity)
+
+    def draw(self, answer: Explanation) -> Drawn:
+        picture = answer.show(dark=self.dark, only=self.only, smooth=self.smooth)
+        return Drawn(picture, answer.overlay(), array(answer), said(answer))
 
 
 @explain_app.command("explain")
 @shared.with_method_options
 def explain_command(
     images: shared.Images = None,
-    method: Annotated[str, typer.Option(help="See `rectgrad methods`.")] = "rectgrad",
+    method: Annotated[str, typer.Option(help="See `rectgrad methods`.")] = recommended("where"),
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,
@@ -32,101 +71,89 @@ def explain_command(
     device: shared.Device = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 8,
     out: shared.Out = Path("explained"),
-    maps: Annotated[str | None, typer.Option(help="Save the raw maps as npy or npz.")] = None,
-    dark: shared.Dark = False,
-    engine: Annotated[str, typer.Option(help="local, or ray: all cores, or a cluster.")] = "local",
-    again: Annotated[bool, typer.Option("--again", help="Recompute existing results.")] = False,
-    specificity: Annotated[
-        bool, typer.Option("--specificity", help="Compute it also for methods that need many passes.")
+    maps: shared.Maps = None,
+    only: Annotated[str | None, typer.Option(help="Draw this alone: map or overlay.")] = None,
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Blur the map of the overlay, for slides.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per photo.")] = False,
+    dark: shared.Dark = False,
+    specificity: shared.WithSpecificity = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: all cores, or a cluster.")] = "local",
+    again: shared.Again = False,
+    as_json: shared.AsJson = False,
     *,
     options: dict[str, Any],
 ) -> int:
     """Explain photos: what did the network look at?
 
-    Writes OUT/NAME.png (photo, map, overlay), OUT/NAME.json (the explained class, the top 5) and, with
-    --maps, the raw map of each photo. Existing results are kept, so that an interrupted run resumes.
+    Writes OUT/NAME.png (photo, map, overlay), OUT/NAME.json (the explained class, the top 5, the specificity)
+    and, with --maps, the raw map of each photo. OUT/index.html shows all of them. Existing results are kept,
+    so that an interrupted run resumes.
 
     Example: rectgrad explain photos/ --method rectgrad --q 95 --maps npz --out explained
     """
-    if maps not in (None, "npy", "npz"):
-        raise ValueError(f"--maps must be npy or npz, not {maps!r}")
+    shared.check_choice("--maps", maps, shared.KINDS)
+    shared.check_choice("--only", only, PICTURES)
+    shared.check_choice("--engine", engine, ("local", "ray"))
     configured = shared.build_method(method, options)
     sources = shared.find_photos(images, out)
     network = shared.network(model, weights, labels, device, target)
-    made_from = shared.fingerprints(model, weights, labels)
-    plan = Plan(
-        network.model,
-        configured,
-        out,
-        network.target,
-        maps,
-        batch_size,
-        network.device,
-        dark,
-        made_from,
-        again,
-        specificity or None,
-    )
+    work = Explain(configured, network.target, dark, specificity, only, smooth)
+    made_from = shared.code_of(model)
+    plan = Plan(network.model, work, out, maps, batch_size, network.device, made_from, again)
     shared.prepare_output(out)
-    run = (
-        explain_photos
-        if engine == "local"
-        else functools.partial(_on_ray(engine), ModelSpec(model, weights, labels))
-    )
-    return explain_and_report(plan, sources, as_json, run)
+    execute: Callable[..., int] = run
+    if engine == "ray":
+        execute = functools.partial(run_on_ray, ModelSpec(model, weights, labels))
+    outcome = process("explain", plan, sources, as_json, execute)
+    if not as_json and outcome.records:
+        if len(sources) == 1:
+            _print_one(outcome.records[0], out, images)
+        else:
+            _print_many(outcome, out)
+    return shared.exit_status(outcome.broken, len(sources) > 1)
 
 
-def _on_ray(engine: str) -> Callable[..., int]:
-    if engine != "ray":
-        raise ValueError(f"--engine must be local or ray, not {engine!r}")
-    return explain_on_ray
+def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
+    """The top five, the path of the picture, the specificity, and what to try next."""
+    for candidate in record["top5"]:
+        print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+    print(out / record["picture"])
+    for note in record["notes"]:
+        print(note)
+    print(_next_step(record, images))
 
 
-def explain_and_report(
-    plan: Plan, sources: list[Source], as_json: bool, run: Callable[..., int] = explain_photos
-) -> int:
-    """Explains the photos, prints the results and the unreadable files, and returns the exit status."""
-    broken: list[str] = []
-    results: dict[str, Any] = {}
-
-    with progress(len(sources), "explaining") as advance:
-
-        def done(source: Source, result: Any) -> None:
-            if isinstance(result, BaseException):
-                broken.append(str(result))
-            else:
-                results[source.name] = result
-                if as_json:
-                    print(json.dumps(result, ensure_ascii=False), flush=True)
-            advance()
-
-        computed = run(plan, sources, done)
-    _write_summary(plan.out)
-    if not as_json:
-        ordered = [results[source.name] for source in sources if source.name in results]
-        _print_results(plan, ordered, computed)
-    return shared.exit_status(broken)
+def _next_step(record: Json, images: list[str] | None) -> str:
+    photo = "PHOTO" if images is None else f"'{images[0]}'" if " " in images[0] else images[0]
+    better = recommended("why this class")
+    if record["caution"] and better != record["settings"]["method"]:
+        return f"Next: {_program()} explain {photo} --method {better}  (why this class)"
+    return f"Next: {_program()} compare {photo}  (several methods side by side)"
 
 
-def _write_summary(out: Path) -> None:
-    """Writes explained.jsonl: the records of this run and of earlier ones."""
-    contents = (files.load_json(path) for path in sorted(out.rglob("*.json")))
-    records = (each for each in contents if isinstance(each, dict) and "settings" in each)
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    files.save_text(text, out / "explained.jsonl")
+def _program() -> str:
+    """How the user can call this program again."""
+    called = sys.argv[0]
+    if Path(called).name == "__main__.py":
+        return "python -m rectgrad"
+    return "rectgrad" if shutil.which("rectgrad") else os.path.relpath(called)
 
 
-def _print_results(plan: Plan, results: list[dict[str, Any]], computed: int) -> None:
+def _print_many(outcome: Outcome, out: Path) -> None:
     """The last line is the path to open."""
-    for result in results[:1] if len(results) == 1 else []:
-        for candidate in result["top5"]:
-            print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
-        for note in result["notes"]:
-            print(note)
-    existing = f", {len(results) - computed} of them earlier" if computed < len(results) else ""
-    if len(results) > 1:
-        print(f"{len(results)} photos explained{existing}")
-    if results:
-        print(plan.out / results[0]["picture"] if len(results) == 1 else plan.out)
+    count = len(outcome.records)
+    existing = f", {count - outcome.computed} of them earlier" if outcome.computed < count else ""
+    print(f"{count} photo{'s' if count > 1 else ''} explained{existing}")
+    values = [record["specificity"] for record in outcome.records if record["specificity"] is not None]
+    if values:
+        low = sum(value < LOW for value in values)
+        print(
+            f"Specificity: median {statistics.median(values):.2f}; below {LOW:g} for {low} of {len(values)}"
+        )
+    for caution in dict.fromkeys(record["caution"] for record in outcome.records if record["caution"]):
+        print(of_many(caution))
+    warned = sum(bool(record["warnings"]) for record in outcome.records)
+    if warned:
+        print(f"{warned} with warnings: see the page, Show: with warnings")
+    print(out / "index.html")

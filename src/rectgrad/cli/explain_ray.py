@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from rectgrad.cli.run import Plan, explain_photos, pending
+from rectgrad.cli.run import Done, Plan, run, waiting
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import UnreadableImageError, cluster
 from rectgrad.photos.files import Source
@@ -31,17 +31,15 @@ class ModelSpec(NamedTuple):
     labels: Path | None
 
 
-def explain_on_ray(
-    spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]
-) -> int:
-    """`explain_photos`, on Ray."""
-    waiting = list(pending(plan, sources, done))
+def run_on_ray(spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Done) -> int:
+    """`run`, on Ray."""
+    missing = list(waiting(plan, sources, done))
     sent = replace(plan, model=None, recompute=True)  # type: ignore[arg-type]
     resources = {"num_gpus": 1} if torch.device(plan.device).type == "cuda" else {"num_cpus": 1}
     computed = 0
     with cluster.session() as ray:
-        task = ray.remote(_explain_chunk).options(**resources, max_retries=5)
-        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(waiting, CHUNK)}
+        task = ray.remote(_run_chunk).options(**resources, max_retries=5)
+        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(missing, CHUNK)}
         for chunk, results in cluster.as_completed(ray, tasks):
             for source, result in zip(chunk, results, strict=True):
                 done(source, UnreadableImageError(result) if isinstance(result, str) else result)
@@ -49,12 +47,12 @@ def explain_on_ray(
     return computed
 
 
-def _explain_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]) -> list[Any]:
+def _run_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]) -> list[Any]:
     """The record of each photo, or an error message. Paths are relative to the caller's folder."""
     os.chdir(folder)
     results: dict[str, Any] = {}
     plan = replace(plan, model=_load(spec))
-    explain_photos(plan, chunk, lambda source, result: results.update({source.name: result}))
+    run(plan, chunk, lambda source, result: results.update({source.name: result}))
     ordered = (results[source.name] for source in chunk)
     return [str(result) if isinstance(result, BaseException) else result for result in ordered]
 

@@ -2,25 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import numpy as np
 import typer
-from PIL import Image
 from torch import Tensor
 
-from rectgrad import image, photos
+from rectgrad import image
 from rectgrad.api import layer_attributions
 from rectgrad.cli import options as shared
+from rectgrad.cli.report import process, report_sheets
+from rectgrad.cli.run import Drawn, Json, Plan
+from rectgrad.cli.sheets import Found, by_methods, caution_lines, drawn, methods_settings
+from rectgrad.explanation import Explanation, Network, Prepared
+from rectgrad.explanation.result import value_of
 from rectgrad.methods import Method
-from rectgrad.photos import files
 
 layers_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Maps = list[tuple[str, Tensor]]  # layers from the output to the input, each with its map (H, W)
+
+
+class Answer(NamedTuple):
+    """A photo's explanation and layers by the name of the method."""
+
+    found: Found
+    layers: dict[str, Maps]
+
+    def values(self) -> list[Explanation]:
+        return list(self.found.values())
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The attribution at each layer, one row per method."""
+
+    methods: dict[str, Method]
+    target: int | None = None
+    dark: bool = False
+    count: int = 8
+
+    def settings(self) -> Json:
+        return methods_settings(self, "layers")
+
+    def explain(self, network: Network, batch: list[Prepared]) -> list[Answer]:
+        return [self._answer(network, photo) for photo in batch]
+
+    def _answer(self, network: Network, photo: Prepared) -> Answer:
+        [found] = by_methods(network, [photo], self.methods, self.target)
+        layers = {
+            name: layers_of(network, photo, method, self.target) for name, method in self.methods.items()
+        }
+        return Answer(found, layers)
+
+    def draw(self, answer: Answer) -> Drawn:
+        found = answer.found
+        first = next(iter(found.values()))
+        assert first.photo is not None
+        photo = image.Panel(first.photo, "photo", " ", smooth=True)
+        rows = [[*self._panels(each), photo] for each in answer.layers.values()]
+        labels = [f"{name}, specificity {value_of(each)}" for name, each in found.items()]
+        sheet = image.sheet(
+            rows, first.caption, labels=labels, cell=160, dark=self.dark, notes=caution_lines(found)
+        )
+        return drawn(sheet, found, _arrays(answer.layers))
+
+    def _panels(self, layers: Maps) -> list[image.Panel]:
+        """Evenly spaced layers."""
+        step = max((len(layers) - 1) / (self.count - 1), 1)
+        picked = [layers[round(i * step)] for i in range(min(self.count, len(layers)))]
+        scheme = "signed_dark" if self.dark else "signed"
+        return [
+            image.Panel(image.colour(values, scheme), name, " x ".join(map(str, values.shape)))
+            for name, values in picked
+        ]
 
 
 @layers_app.command("layers")
 def layers(
-    photo: Annotated[str | None, typer.Argument(help="A photo; default: a sample photo.")] = None,
+    images: shared.Images = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names.")] = "saliency,rectgrad",
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     count: Annotated[int, typer.Option(min=2, help="Number of layers to show, evenly spaced.")] = 8,
@@ -30,41 +92,42 @@ def layers(
     labels: shared.Labels = None,
     device: shared.Device = "auto",
     out: shared.Out = Path("layers"),
+    maps: shared.Maps = None,
+    together: shared.Together = False,
     dark: shared.Dark = False,
-) -> None:
+    again: shared.Again = False,
+    as_json: shared.AsJson = False,
+) -> int:
     """Show the attribution at each layer, from the output (left) to the input (right).
+
+    Several photos give one sheet each and OUT/index.html. --maps npz saves every layer.
 
     Example: rectgrad layers cat.jpg --methods saliency,rectgrad
     """
+    if maps == "npy":
+        raise ValueError("--maps must be npz for layers, because their maps differ in size")
+    shared.check_choice("--maps", maps, ("npz",))
     chosen = shared.picture_methods(methods, q)
-    shared.prepare_output(out)
-    sources = shared.find_photos(None if photo is None else [photo], out)
-    if len(sources) > 1:
-        raise ValueError(f"layers takes one photo; {photo!r} matches {len(sources)}")
-    (source,) = sources
-    picture = photos.read(source.path)
+    sources = shared.find_photos(images, out, reserved=["layers"])
     network = shared.network(model, weights, labels, device, target)
-    crop = network.model.crop(picture)
-    rows = [_row(layers_of(network, crop, method), count, crop, dark) for method in chosen.values()]
-    files.save_picture(
-        image.sheet(rows, labels=list(chosen), cell=160, dark=dark), out / f"{source.name}.png"
-    )
-    print(out / f"{source.name}.png")
+    shared.prepare_output(out)
+    work = Layers(chosen, network.target, dark, count)
+    plan = Plan(network.model, work, out, maps, 1, network.device, shared.code_of(model), again)
+    outcome = process("layers", plan, sources, as_json)
+    return report_sheets(plan, outcome, as_json, out / "layers.png" if together else None)
 
 
-def layers_of(network: shared.Network, crop: Image.Image, method: Method) -> list[tuple[str, Tensor]]:
+def layers_of(network: Network, photo: Prepared, method: Method, target: int | None) -> Maps:
     """The layers whose attribution has two dimensions."""
-    attributions = layer_attributions(network.model.module, network.inputs(crop), method, network.target)
-    return [(name, values[0]) for name, values in attributions if values[0].dim() == 2]
+    inputs = photo.inputs.unsqueeze(0).to(network.device)
+    attributions = layer_attributions(network.module, inputs, method, target)
+    return [(name, values[0].cpu()) for name, values in attributions if values[0].dim() == 2]
 
 
-def _row(layers: list[tuple[str, Tensor]], count: int, crop: Image.Image, dark: bool) -> list[image.Panel]:
-    """Evenly spaced layers, then the photo."""
-    step = max((len(layers) - 1) / (count - 1), 1)
-    picked = [layers[round(i * step)] for i in range(min(count, len(layers)))]
-    scheme = "signed_dark" if dark else "signed"
-    panels = [
-        image.Panel(image.colour(values, scheme), name, " x ".join(map(str, values.shape)))
-        for name, values in picked
-    ]
-    return [*panels, image.Panel(crop, "photo", " ", smooth=True)]
+def _arrays(layers: dict[str, Maps]) -> dict[str, np.ndarray]:
+    """All maps by method, place and layer: a layer that is used twice has two of them."""
+    return {
+        f"{method}.{i:03}.{name}": values.float().numpy()
+        for method, own in layers.items()
+        for i, (name, values) in enumerate(own)
+    }

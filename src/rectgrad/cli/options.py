@@ -5,24 +5,17 @@ The options of a method are the fields of its dataclass: names, types and help t
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from PIL import Image
-from torch import Tensor
 
-from rectgrad import explanation, photos
-from rectgrad.api import record
-from rectgrad.explanation import Explanation, explain_record
-from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, name_of
 from rectgrad.methods.options import type_of
@@ -42,6 +35,20 @@ Target = Annotated[str | None, typer.Option(help="Class to explain, index or nam
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
+Maps = Annotated[str | None, typer.Option(help="Save the raw maps as npy or npz.")]
+Together = Annotated[bool, typer.Option("--together", help="Put all photos on one sheet too.")]
+Again = Annotated[bool, typer.Option("--again", help="Recompute existing results.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line per photo.")]
+WithSpecificity = Annotated[
+    bool | None,
+    typer.Option(
+        "--specificity/--no-specificity",
+        help="How far a map belongs to its class; default: for methods that need one pass.",
+        show_default=False,
+    ),
+]
+
+KINDS = ("npy", "npz")  # of files with raw maps
 
 
 class Option(NamedTuple):
@@ -103,27 +110,6 @@ class Network(NamedTuple):
     device: str
     target: int | None
 
-    def explain(self, crop: Image.Image, methods: Iterable[Method]) -> list[Explanation]:
-        """Explains a photo that was cropped for the network by several methods, with one forward pass."""
-        known = explanation.Network.of(self.model)
-        photo = known.from_crop(crop)
-        recorded = record(self.model.module, photo.inputs.unsqueeze(0).to(self.device))
-        explain = functools.partial(explain_record, recorded, known, [photo], target=self.target)
-        return [explain(method=method)[0] for method in methods]
-
-    def inputs(self, crop: Image.Image) -> Tensor:
-        return self.model.prepare(crop).unsqueeze(0).to(self.device)
-
-
-def caution_lines(found: Mapping[str, Explanation]) -> list[str]:
-    """What to write under a sheet of several maps, by title, if the specificity of some is low."""
-    low = {
-        name: each for name, each in found.items() if each.specificity is not None and each.specificity < LOW
-    }
-    return (
-        [f"Low specificity ({', '.join(low)}): {next(iter(low.values())).specificity_note}."] if low else []
-    )
-
 
 def network(name: str, weights: Path | None, labels: Path | None, device: str, target: str | None) -> Network:
     resolved = resolve_device(device)
@@ -150,12 +136,20 @@ def _picture_method(name: str, q: float) -> Method:
     return as_method(name, {"q": q, "positive_only": False}) if isinstance(method, RectGrad) else method
 
 
-def find_photos(images: list[str] | None, out: Path | None = None) -> list[Source]:
+def find_photos(
+    images: list[str] | None, out: Path | None = None, reserved: Collection[str] = ()
+) -> list[Source]:
     """The photos to process; photos in the output folder are results and do not count."""
-    sources = files.sources(images if images is not None else [str(files.sample_photo())], exclude=out)
+    given = images if images is not None else [str(files.sample_photo())]
+    sources = files.sources(given, exclude=out, reserved=reserved)
     if not sources:
         raise ValueError(f"all photos are in {str(out)!r}, the folder for the results")
     return sources
+
+
+def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
+    if value is not None and value not in choices:
+        raise ValueError(f"{option} must be {' or '.join(choices)}, not {value!r}")
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
@@ -186,19 +180,13 @@ def _convert(name: str, value: Any, kind: type) -> Any:
     return value if isinstance(value, float) and converted != value else converted  # 2.5 is not an int
 
 
-def fingerprints(*names: str | Path | None) -> tuple:
-    """Fingerprints of those names that are files: the code, the weights and the labels of a model."""
-    paths = [Path(str(name).rpartition(":")[0] or str(name)) for name in names if name is not None]
-    return tuple([str(path), *files.fingerprint(path)] for path in paths if path.is_file())
-
-
-def read_photos(sources: list[Source], broken: list[str]) -> Iterator[tuple[Source, Image.Image]]:
-    """Yields the photos that can be read; appends an error message to `broken` for each of the others."""
-    for source in sources:
-        try:
-            yield source, photos.read(source.path)
-        except photos.UnreadableImageError as error:
-            broken.append(str(error))
+def code_of(model: str) -> tuple:
+    """The file of a model's code with the hash of its content; weights and labels are part of the model."""
+    path = Path(model.rpartition(":")[0] or model)
+    if not path.is_file():
+        return ()
+    with open(path, "rb") as file:
+        return ((str(path), files.digest(file)),)
 
 
 def prepare_output(out: Path) -> None:
@@ -209,11 +197,11 @@ def prepare_output(out: Path) -> None:
     files.remove_partial_files(out)
 
 
-def exit_status(broken: list[str]) -> int:
-    """Prints the errors of unreadable files and returns the exit status."""
+def exit_status(broken: list[str], several: bool) -> int:
+    """Prints the errors of unreadable files and returns the exit status: 2 if there was only one file."""
     for message in broken:
         print(f"rectgrad: {message}", file=sys.stderr)
-    return 1 if broken else 0
+    return (1 if several else 2) if broken else 0
 
 
 def resolve_device(device: str) -> str:

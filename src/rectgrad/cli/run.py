@@ -1,131 +1,226 @@
-"""Explains photos: prefetches them, attributes in batches, and writes each result atomically.
+"""Runs a command over many photos: decodes ahead, computes in batches, draws and writes in the background.
 
-A run that was interrupted resumes: results that already exist with the same settings are kept.
+A result is NAME.png, NAME.json (what the network said, and every setting), a thumbnail and, if asked for, the
+raw maps. Files appear complete or not at all, the JSON last. A run that was interrupted resumes: a result is
+kept if the content of the photo, the settings and the model are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
 
 from rectgrad import photos
-from rectgrad.explanation import Explanation, Network, Prepared, explain_prepared
-from rectgrad.methods import Method
-from rectgrad.methods.catalog import name_of, plain_value
+from rectgrad.explanation import Explanation, Network, Prepared
 from rectgrad.models import Guess, ImageModel
-from rectgrad.photos import files
+from rectgrad.models.fingerprint import fingerprint
+from rectgrad.photos import files, names
 from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches, prefetch
+
+Json = dict[str, Any]
+_SHOWN: dict[Any, int] = {}  # the model's warnings that were printed, as Python keeps them for a module
+Done = Callable[[Source, Any], None]  # with the record of a photo, or the error of a file that cannot be read
+
+
+class Drawn(NamedTuple):
+    """What a command makes of a photo: `said` goes into the JSON record."""
+
+    picture: Image.Image
+    thumbnail: Image.Image
+    maps: np.ndarray | Mapping[str, np.ndarray]
+    said: Json
+
+
+class Work(Protocol):
+    """What a command does with photos. `explain` runs in the main thread, `draw` in the background."""
+
+    def settings(self) -> Json:
+        """Everything that a result depends on, besides the photo and the model."""
+        ...
+
+    def explain(self, network: Network, batch: list[Prepared]) -> list[Any]:
+        """One answer for each photo: its explanation, or several of them."""
+        ...
+
+    def draw(self, answer: Any) -> Drawn: ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a run, the same for every photo."""
+    """A run, the same for every photo."""
 
     model: ImageModel
-    method: Method
+    work: Work
     out: Path
-    target: int | None = None  # None: the top class of each photo
     maps: str | None = None  # "npy" or "npz" to save the raw maps
     batch_size: int = 8
     device: str = "cpu"
-    dark: bool = False
-    made_from: tuple = ()  # fingerprints of the files of the model
+    made_from: tuple = ()  # the files of the model's code, with their content's hash
     recompute: bool = False  # ignore existing results
-    specificity: bool | None = None  # True: also for methods that need many passes
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that a result depends on. Results with other settings are recomputed."""
-        return {
-            "model": self.model.name,
-            "method": name_of(self.method),
-            "options": {f.name: plain_value(getattr(self.method, f.name)) for f in fields(self.method)},
-            "target": self.target,
-            "made_from": list(self.made_from),
-            "dark": self.dark,
-            "specificity": self.specificity,
-        }
+    def settings(self) -> Json:
+        """Everything that a result depends on, besides the photo, as JSON gives it back."""
+        model = {"model": self.model.name, "weights": fingerprint(self.model), "made_from": self.made_from}
+        return json.loads(json.dumps({**model, **self.work.settings()}))
 
 
-def explain_photos(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> int:
-    """Explains every photo and calls `done(source, result)` with its record, or with the error of a file
-    that cannot be read. Returns the number of photos that were computed, not loaded from existing results."""
-    computed = 0
+class Ready(NamedTuple):
+    """A photo that has no result yet."""
+
+    prepared: Prepared
+    digest: str
+
+
+def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
+    """Processes every photo. Returns how many were computed, not found among the existing results."""
     plan.model.module.to(plan.device)
-    network = Network.of(plan.model)
-    enough = 2 * max(plan.model.size)
+    network, settings, computed = Network.of(plan.model), plan.settings(), 0
 
-    def decode(source: Source) -> tuple[Prepared, list[int]]:
-        picture = photos.read(source.path, enough)
-        return network.from_photo(picture), files.fingerprint(source.path)
+    def look(source: Source) -> Json | Ready:
+        with photos.opened(source.path) as file:
+            digest = files.digest(file)
+            existing = None if plan.recompute else _existing(plan, settings, source, digest)
+            if existing is not None:
+                return existing
+            picture = photos.decode(file, 2 * max(plan.model.size))
+        return Ready(network.from_photo(picture), digest)
 
-    decoded = prefetch(decode, pending(plan, sources, done), depth=2 * plan.batch_size)
-    for batch in batches(_readable(decoded, done), plan.batch_size):
-        prepared = [ready for _, (ready, _) in batch]
-        size, asked = len(batch), (plan.method, plan.target)
-        found = explain_prepared(network, prepared, size, *asked, size, plan.specificity)
-        for (source, (_, fingerprint)), each in zip(batch, found, strict=True):
-            done(source, _write(plan, source, fingerprint, each))
-            computed += 1
+    def write(answer: tuple[Source, str, Any]) -> Json:
+        source, digest, found = answer
+        return _write(plan, settings, source, digest, plan.work.draw(found))
+
+    looked = prefetch(look, sources, depth=2 * plan.batch_size)
+    answers = _answers(plan, network, _to_compute(looked, done))
+    for (source, *_), future in prefetch(write, answers, depth=2 * plan.batch_size, prompt=True):
+        done(source, future.result())
+        computed += 1
     return computed
 
 
-def pending(plan: Plan, sources: Iterable[Source], done: Callable[[Source, Any], None]) -> Iterator[Source]:
-    """Yields the photos that have no result with these settings; calls `done` for the others."""
-    for source in sources:
-        existing = None if plan.recompute else files.load_json(plan.out / f"{source.name}.json")
-        if existing and _is_current(plan, source, existing) and _is_complete(plan, existing):
+def waiting(plan: Plan, sources: Iterable[Source], done: Done) -> Iterator[Source]:
+    """Yields the photos that have no result; calls `done` for the others."""
+    settings = plan.settings()
+
+    def look(source: Source) -> Json | None:
+        with photos.opened(source.path) as file:
+            return None if plan.recompute else _existing(plan, settings, source, files.digest(file))
+
+    for source, future in prefetch(look, sources):
+        existing = None if future.exception() else future.result()
+        if existing is None:
+            yield source  # a file that cannot be read too: it is reported when it is decoded
+        else:
             done(source, existing)
-        else:
-            yield source
 
 
-def _is_current(plan: Plan, source: Source, existing: dict[str, Any]) -> bool:
-    """Whether a result was computed from this version of the photo with these settings."""
-    photo = files.fingerprint(source.path) if source.path.exists() else None
-    return existing.get("settings") == plan.settings() and existing.get("photo") == photo
-
-
-def _is_complete(plan: Plan, existing: dict[str, Any]) -> bool:
-    required = [existing.get("picture")]
-    if plan.maps:
-        required.append(existing.get("map") if str(existing.get("map")).endswith(plan.maps) else None)
-    return all(name and (plan.out / name).exists() for name in required)
-
-
-def _readable(results: Any, done: Callable[[Source, Any], None]) -> Iterator[tuple[Source, Any]]:
-    for source, future in results:
+def _to_compute(looked: Iterable[tuple[Source, Future]], done: Done) -> Iterator[tuple[Source, Ready]]:
+    """The photos without a result; `done` is called for existing results and for unreadable files."""
+    for source, future in looked:
         error = future.exception()
-        if error is None:
-            yield source, future.result()
-        elif isinstance(error, (photos.UnreadableImageError, MemoryError)):
+        if isinstance(error, (photos.UnreadableImageError, MemoryError)):
             done(source, error)
+        elif isinstance(found := future.result(), Ready):
+            yield source, found
         else:
-            raise error
+            done(source, found)
 
 
-def _write(plan: Plan, source: Source, fingerprint: list[int], found: Explanation) -> dict[str, Any]:
+def _answers(
+    plan: Plan, network: Network, ready: Iterable[tuple[Source, Ready]]
+) -> Iterator[tuple[Source, str, Any]]:
+    for batch in batches(ready, plan.batch_size):
+        found = _explained(plan, network, [photo.prepared for _, photo in batch])
+        for (source, photo), answer in zip(batch, found, strict=True):
+            yield source, photo.digest, answer
+
+
+def _explained(plan: Plan, network: Network, batch: list[Prepared]) -> list[Any]:
+    """Turns a batch into explanations; every map of a run is computed here. Warnings about a map are in its
+    record and its picture, so only those of the model are printed."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = plan.work.explain(network, batch)
+    own = {sentence for answer in found for each in _several(answer) for sentence in each.warnings}
+    for each in heard:
+        if str(each.message) not in own:
+            where = each.filename, each.lineno
+            warnings.warn_explicit(each.message, each.category, *where, registry=_SHOWN)
+    return found
+
+
+def _several(answer: Any) -> list[Explanation]:
+    """The explanations of one photo: one, or one for each method."""
+    return [answer] if isinstance(answer, Explanation) else list(answer.values())
+
+
+def _existing(plan: Plan, settings: Json, source: Source, digest: str) -> Json | None:
+    """The record of a complete result for this content of the photo and these settings."""
+    found = files.load_json(plan.out / f"{source.name}.json")
+    if not isinstance(found, dict) or (found.get("settings"), found.get("photo")) != (settings, digest):
+        return None
+    required = [found.get("picture"), found.get("thumbnail")]
+    if plan.maps:
+        required.append(found.get("map") if str(found.get("map")).endswith(plan.maps) else None)
+    return found if all(name and (plan.out / name).exists() for name in required) else None
+
+
+def _write(plan: Plan, settings: Json, source: Source, digest: str, drawn: Drawn) -> Json:
     """Writes one result. The JSON file is written last: it marks the result as complete."""
+    record: Json = {
+        "image": names.readable(source.path),
+        **drawn.said,
+        "picture": f"{source.name}.png",
+        "thumbnail": f"thumbnails/{source.name}.jpg",
+        "settings": settings,
+        "photo": digest,
+    }
+    if plan.maps:
+        record["map"] = f"{source.name}.{plan.maps}"
+        files.save_array(drawn.maps, plan.out / record["map"])
+    files.save_picture(drawn.picture, plan.out / record["picture"])
+    files.save_thumbnail(drawn.thumbnail, plan.out / record["thumbnail"])
+    files.save_json(record, plan.out / f"{source.name}.json")
+    return record
+
+
+def said(found: Explanation) -> Json:
+    """What a JSON record says about an explanation."""
     assert found.target is not None
-    result: dict[str, Any] = {
-        "image": str(source.path),
+    return {
         "target": _class(found.target),
         "top5": [_class(guess) for guess in found.top],
         "specificity": None if found.specificity is None else round(found.specificity, 4),
+        "caution": found.caution,
+        "warnings": list(found.warnings),
         "notes": list(found.notes),
-        "picture": f"{source.name}.png",
-        "settings": plan.settings(),
-        "photo": fingerprint,
     }
-    if plan.maps:
-        result["map"] = f"{source.name}.{plan.maps}"
-        files.save_array(found.map.float().numpy(), plan.out / result["map"])
-    files.save_picture(found.show(dark=plan.dark), plan.out / result["picture"])
-    files.save_json(result, plan.out / f"{source.name}.json")
-    return result
 
 
-def _class(guess: Guess) -> dict[str, Any]:
+def said_of_several(found: Mapping[str, Explanation]) -> Json:
+    """What a JSON record says about several maps of one photo: `specificity` is by name."""
+    first = said(next(iter(found.values())))
+    each = {name: said(one) for name, one in found.items()}
+    return {
+        "target": first["target"],
+        "top5": first["top5"],
+        "specificity": {name: one["specificity"] for name, one in each.items()},
+        "caution": "; ".join(dict.fromkeys(one["caution"] for one in each.values() if one["caution"])),
+        "warnings": [f"{name}: {text}" for name, one in each.items() for text in one["warnings"]],
+    }
+
+
+def array(found: Explanation) -> np.ndarray:
+    return found.map.float().numpy()
+
+
+def _class(guess: Guess) -> Json:
     return {"index": guess.index, "name": guess.label, "confidence": round(guess.probability, 4)}

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from PIL import Image
 
 from rectgrad import image
 from rectgrad.cli import options as shared
-from rectgrad.cli.progress import progress
+from rectgrad.cli.report import process, report_sheets
+from rectgrad.cli.run import Drawn, Json, Plan
+from rectgrad.cli.sheets import Found, by_methods, caution_lines, drawn, methods_settings
+from rectgrad.explanation import Network, Prepared
 from rectgrad.explanation.result import value_of
-from rectgrad.methods import RectGrad
-from rectgrad.photos import files
+from rectgrad.methods import Method, RectGrad
 from rectgrad.photos.stream import batches
 
 sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """RectGrad at several thresholds."""
+
+    methods: dict[str, Method]
+    target: int | None = None
+    dark: bool = False
+
+    def settings(self) -> Json:
+        return methods_settings(self, "sweep")
+
+    def explain(self, network: Network, batch: list[Prepared]) -> list[Found]:
+        return by_methods(network, batch, self.methods, self.target)
+
+    def draw(self, answer: Found) -> Drawn:
+        first = next(iter(answer.values()))
+        assert first.photo is not None
+        scheme = "signed_dark" if self.dark else "signed"
+        panels = [image.Panel(first.photo, "photo", " ", smooth=True)]
+        for name, each in answer.items():
+            picture = image.colour(image.plane(each.map), scheme)
+            panels.append(image.Panel(picture, name, f"specificity {value_of(each)}"))
+        rows, notes = list(batches(panels, COLUMNS)), caution_lines(answer)
+        return drawn(image.sheet(rows, first.caption, dark=self.dark, notes=notes), answer)
 
 
 @sweep_app.command("sweep")
@@ -29,48 +59,30 @@ def sweep(
     labels: shared.Labels = None,
     device: shared.Device = "auto",
     out: shared.Out = Path("swept"),
+    maps: shared.Maps = None,
+    together: shared.Together = False,
     dark: shared.Dark = False,
+    again: shared.Again = False,
+    as_json: shared.AsJson = False,
 ) -> int:
-    """Show RectGrad at many thresholds: one row per photo, tau = 0 first, then each q.
+    """Show RectGrad at many thresholds: tau = 0 first, then each q.
+
+    Several photos give one sheet each and OUT/index.html.
 
     Example: rectgrad sweep cat.jpg --q 0,20,80,95,99
     """
-    methods = {"tau = 0": RectGrad(tau=0.0, positive_only=False)}
+    shared.check_choice("--maps", maps, shared.KINDS)
+    methods: dict[str, Method] = {"tau = 0": RectGrad(tau=0.0, positive_only=False)}
     methods |= {
         f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
     }
-    shared.prepare_output(out)
-    sources = shared.find_photos(images, out)
+    sources = shared.find_photos(images, out, reserved=["sweep"])
     network = shared.network(model, weights, labels, device, target)
-    rows, names, notes, broken = [], [], dict[str, None](), list[str]()
-    with progress(len(sources), "sweeping") as advance:
-        for source, photo in shared.read_photos(sources, broken):
-            row, cautions = _row(network, methods, photo, dark)
-            rows.append(row)
-            notes |= dict.fromkeys(cautions)
-            names.append(source.name)
-            advance()
-    if rows:
-        shown = (
-            rows if len(rows) > 1 else list(batches(rows[0], 6))
-        )  # a single photo is wrapped over several rows
-        page = image.sheet(shown, labels=names if len(rows) > 1 else (), dark=dark, notes=list(notes))
-        files.save_picture(page, out / "sweep.png")
-        print(out / "sweep.png")
-    return shared.exit_status(broken)
-
-
-def _row(
-    network: shared.Network, methods: dict[str, RectGrad], photo: Image.Image, dark: bool
-) -> tuple[list[image.Panel], list[str]]:
-    crop = network.model.crop(photo)
-    found = network.explain(crop, methods.values())
-    scheme = "signed_dark" if dark else "signed"
-    panels = [image.Panel(crop, found[0].caption, " ", smooth=True)]
-    for name, each in zip(methods, found, strict=True):
-        drawn = image.colour(image.plane(each.map), scheme)
-        panels.append(image.Panel(drawn, name, f"specificity {value_of(each)}"))
-    return panels, shared.caution_lines(dict(zip(methods, found, strict=True)))
+    shared.prepare_output(out)
+    work = Sweep(methods, network.target, dark)
+    plan = Plan(network.model, work, out, maps, 1, network.device, shared.code_of(model), again)
+    outcome = process("sweep", plan, sources, as_json)
+    return report_sheets(plan, outcome, as_json, out / "sweep.png" if together else None)
 
 
 def _level(text: str) -> float:

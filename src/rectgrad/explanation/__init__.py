@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import Model, OptionValue, chosen, record_for
+from rectgrad.api import Model, OptionValue, Record, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -182,6 +182,14 @@ def _indices_of(network: Network, target: Any, n: int) -> Any:
     return target
 
 
+def _recorded(network: Network, inputs: Tensor, method: Method) -> Record:
+    """A batch's forward pass; its outputs and its maps for any class come from what is returned.
+
+    Every batch of `explain` and of the command line passes through here.
+    """
+    return record_for(network.module, inputs, method)
+
+
 def _explained(
     network: Network, batch: list[Prepared], method: Method, target: Any, specificity: bool | None
 ) -> list[Explanation]:
@@ -189,7 +197,7 @@ def _explained(
     try:
         with Heard() as heard:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
-            recorded = record_for(network.module, inputs, method)
+            recorded = _recorded(network, inputs, method)
             return answers(recorded, network, batch, method, target, specificity, heard)
     except Exception as error:
         if not out_of_memory(error) or len(batch) == 1:

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from rectgrad import image
 from rectgrad.engine.trace import Trace
+from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import describe, name_of, plain_value
 from rectgrad.models import Guess
 from rectgrad.photos import files
+
+PICTURES = ("map", "overlay")  # what `show` can draw alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,14 +65,20 @@ class Explanation:
         )
 
     @property
+    def caution(self) -> str:
+        """What to tell the reader of a map whose specificity is low; empty if it is not."""
+        return self.specificity_note if self.specificity is not None and self.specificity < LOW else ""
+
+    @property
     def settings(self) -> dict[str, object]:
         """The model, method and options that made the map, as JSON can hold them."""
         options = {f.name: plain_value(getattr(self.method, f.name)) for f in fields(self.method)}
         return {"model": self.model, "method": name_of(self.method), "options": options}
 
-    def show(self, *, dark: bool = False) -> Image.Image:
+    def show(self, *, dark: bool = False, only: str | None = None, smooth: bool = False) -> Image.Image:
         """Photo, map and overlay side by side, under the class and above the specificity and the warnings.
 
+        only: "map" or "overlay" draws one of them. smooth: blurs the map of the overlay, for slides.
         A notebook displays the picture if the call is the last line of a cell; in a script, call
         `.show().show()` to open it, or `save`.
         """
@@ -77,14 +86,29 @@ class Explanation:
         tall = (self.photo or image.colour(flat)).height
         height = tall * max(1, round(448 / tall))  # a small map is enlarged by an integer factor
         scheme = image.scheme_of(flat, dark)
-        panels = [
-            image.Panel(image.colour(flat, scheme), describe(self.method)),
-            image.Panel(image.bar(flat, height, dark, scheme), framed=False),
-        ]
+        drawn = image.Panel(image.colour(flat, scheme), describe(self.method))
+        bar = image.Panel(image.bar(flat, height, dark, scheme), framed=False)
+        panels = {"map": [drawn, bar]}
         if self.photo is not None:
-            panels.insert(0, image.Panel(self.photo, "photo", smooth=True))
-            panels.insert(2, image.Panel(image.overlay(self.photo, flat, name=scheme), "overlay"))
-        return image.sheet([panels], self.caption, cell=height, dark=dark, notes=self.notes)
+            photo = image.Panel(self.photo, "photo", smooth=True)
+            overlay = image.Panel(
+                self.overlay(dark=dark, smooth=smooth),
+                "overlay, smoothed" if smooth else "overlay",
+                smooth=smooth,
+            )
+            panels |= {"overlay": [overlay], "all": [photo, drawn, overlay, bar]}
+        if only not in (None, *PICTURES):
+            raise ValueError(f"only must be {' or '.join(map(repr, PICTURES))}, not {only!r}")
+        row = panels.get(only or "all", panels["map"])
+        return image.sheet([row], self.caption, cell=height, dark=dark, notes=self.notes)
+
+    def overlay(self, *, dark: bool = False, smooth: bool = False) -> Image.Image:
+        """The map over a pale copy of the photo, and nothing else; the map alone without a photo."""
+        flat = image.plane(self.map)
+        scheme = image.scheme_of(flat, dark)
+        if self.photo is None:
+            return image.colour(flat, scheme)
+        return image.overlay(self.photo, image.blurred(flat) if smooth else flat, name=scheme)
 
     def save(self, path: str | Path) -> Path:
         """Writes the picture (.png), or the data (.npz: map, outputs, target, settings as JSON).

@@ -1,6 +1,7 @@
 """Draws maps: colours, overlays, sheets of panels, and figures for papers and notebooks."""
 
 from rectgrad.image.colour import (
+    blurred,
     cap,
     colour,
     colour_names,
@@ -18,6 +19,7 @@ __all__ = [
     "PAGE",
     "Panel",
     "bar",
+    "blurred",
     "cap",
     "colour",
     "colour_names",

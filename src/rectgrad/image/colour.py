@@ -113,6 +113,24 @@ def overlay(
     return Image.fromarray((pale * (1 - alpha) + tint * alpha).round().clip(0, 255).astype(np.uint8))
 
 
+def blurred(values: Values, share: float = 0.02) -> np.ndarray:
+    """The map under a Gaussian with a standard deviation of `share` of its longer side: soft, for slides."""
+    flat = plane(values)
+    sigma = share * max(flat.shape)
+    return np.asarray(_convolved(_convolved(flat, sigma).T, sigma).T)
+
+
+def _convolved(values: np.ndarray, sigma: float) -> np.ndarray:
+    """Each row under a Gaussian, the borders repeated."""
+    reach = max(1, round(3 * sigma))
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2).astype(np.float32)
+    weights /= weights.sum()
+    padded = np.pad(values, ((0, 0), (reach, reach)), mode="edge")
+    width = values.shape[1]
+    shifted = np.stack([w * padded[:, i : i + width] for i, w in enumerate(weights)])
+    return np.asarray(shifted.sum(0), dtype=np.float32)
+
+
 def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     picture = Image.fromarray(values.astype(np.float32))
     return np.asarray(picture.resize(size, Image.Resampling.BILINEAR)).clip(0, 1)

@@ -48,16 +48,20 @@ def check_count(model: str, names: Names, count: int) -> None:
 
 
 def find(names: Names, query: str | SupportsIndex) -> int:
-    """The index of a class, given as an index, a full name, or a part of the name of only one class."""
+    """The index of a class, given as an index, a full name, or a part of a name.
+
+    A part must be in the names of one class only. A whole word counts before a part of one: "bus" is the
+    school bus, not the minibus.
+    """
     if not isinstance(query, str):
         return _checked(names, index(query))
     text = query.strip().casefold()
     found = _matches(names, lambda name: name == text)
     if not found and text.isdecimal():
         return _checked(names, int(text))
-    found = found or _matches(names, lambda name: text in name)
+    found = found or _matches(names, lambda name: _rank(name, text) == 0) or search(names, query)
     if len(found) != 1:
-        raise ValueError(_ambiguous(names, query, found) if found else _unknown(names, query))
+        raise ValueError(_ambiguous(names, query) if found else _unknown(names, query))
     return found[0]
 
 
@@ -95,10 +99,8 @@ def _checked(names: Names, number: int) -> int:
     return number
 
 
-def _ambiguous(names: Names, query: str, found: list[int]) -> str:
-    text = query.strip().casefold()
-    found = sorted(found, key=lambda i: text not in names[i][0].casefold().split())  # whole words first
-    listed = first([f"{i} {names[i][0]}" for i in found], 8)
+def _ambiguous(names: Names, query: str) -> str:
+    listed = first([f"{i} {names[i][0]}" for i in search(names, query)], 8)
     return f"class {query!r} is ambiguous: {listed}; use the index, or more of the name"
 
 

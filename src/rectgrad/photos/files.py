@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
+import itertools
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from rectgrad.photos import SUFFIXES
+from rectgrad.photos.names import unique_names
 
 _PART = ".part"  # suffix of a file that is being written
 
@@ -26,31 +29,20 @@ class Source(NamedTuple):
     name: str
 
 
-def sources(arguments: Iterable[str], exclude: Path | None = None) -> list[Source]:
+def sources(
+    arguments: Iterable[str], exclude: Path | None = None, reserved: Collection[str] = ()
+) -> list[Source]:
     """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
 
-    Photos in the folder `exclude` are skipped: it holds our own results.
+    Photos in the folder `exclude` are skipped: it holds our own results. `reserved`: names of other results.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
     for argument in arguments:
         for path, relative in _expand(argument):
             if exclude is None or exclude.resolve() not in path.resolve().parents:
                 photos.setdefault(os.path.abspath(path), (path, relative))
-    candidates = [_candidate_names(path, relative) for path, relative in photos.values()]
-    counts = [Counter(names[kind] for names in candidates) for kind in range(4)]
-    paths = [path for path, _ in photos.values()]
-    return [Source(path, _unique_name(names, counts)) for path, names in zip(paths, candidates, strict=True)]
-
-
-def _unique_name(candidates: tuple[str, ...], counts: list[Counter[str]]) -> str:
-    """The shortest candidate that no other photo shares."""
-    return next((name for kind, name in enumerate(candidates) if counts[kind][name] == 1), candidates[-1])
-
-
-def _candidate_names(path: Path, relative: Path) -> tuple[str, ...]:
-    absolute = Path(os.path.abspath(path))  # resolves "..", which would leave the results folder
-    full = "_".join(absolute.parts[1:])
-    return str(relative.with_suffix("")), str(relative), str(absolute.parent.name / relative), full
+    named = unique_names(list(photos.values()), reserved)
+    return [Source(path, name) for (path, _), name in zip(photos.values(), named, strict=True)]
 
 
 def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
@@ -68,7 +60,13 @@ def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
         matching = sorted(glob.glob(argument, recursive=True)) if glob.has_magic(argument) else []
         if not matching:
             raise ValueError(f"no such file, folder or pattern: {argument!r}")
-        yield from ((Path(p), Path(Path(p).name)) for p in matching if os.path.isfile(p))
+        folder = _folder_of(argument)
+        yield from ((Path(p), Path(p).relative_to(folder)) for p in matching if os.path.isfile(p))
+
+
+def _folder_of(pattern: str) -> Path:
+    """The folders of a pattern before its first wildcard."""
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
 
 
 def _is_photo(path: Path, folder: Path) -> bool:
@@ -82,6 +80,16 @@ def fingerprint(path: Path) -> list[int]:
     """Size and modification time of a file."""
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
+
+
+def digest(file: IO[bytes]) -> str:
+    """SHA-256 of a file from its beginning, which is where it is left."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(1 << 20):
+        found.update(chunk)
+    file.seek(0)
+    return found.hexdigest()
 
 
 @contextlib.contextmanager
@@ -118,16 +126,32 @@ def alive(pid: int) -> bool:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
+    """Writes a PNG with colours rounded to multiples of 5, compressed by runs alone.
+
+    For a sheet of `rectgrad explain` this saves 43 % of the space and 30 % of the time of compress_level=3,
+    with an SSIM of 0.993. A palette of 256 colours would save 60 %, but shows bands in photos and bars.
+    """
+    rounded = picture.point(_ROUNDED * 3) if picture.mode == "RGB" else picture
     with atomic(path) as part:
-        picture.save(part, format="PNG", compress_level=3)
+        rounded.save(part, format="PNG", compress_type=zlib.Z_RLE)
 
 
-def save_array(values: np.ndarray, path: Path) -> None:
+_ROUNDED = [5 * round(value / 5) for value in range(256)]
+
+
+def save_thumbnail(picture: Image.Image, path: Path) -> None:
+    with atomic(path) as part:
+        picture.save(part, format="JPEG", quality=80)
+
+
+def save_array(values: np.ndarray | Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes an array, or several of them by name: .npz keeps the names, .npy stacks them."""
     with atomic(path) as part, open(part, "wb") as stream:
         if path.suffix == ".npz":
-            np.savez_compressed(stream, map=values)
+            several = dict(values) if isinstance(values, Mapping) else {"map": values}
+            np.savez_compressed(stream, **several)  # type: ignore[arg-type]
         else:
-            np.save(stream, values)
+            np.save(stream, np.stack(list(values.values())) if isinstance(values, Mapping) else values)
 
 
 def save_text(text: str, path: Path) -> None:

@@ -5,12 +5,18 @@ A file that cannot be read raises `UnreadableImageError` with a one-line reason.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from rectgrad.photos.names import readable
 
 MAX_PIXELS = 150_000_000
 SUFFIXES = frozenset(
@@ -28,13 +34,28 @@ def read(path: str | Path, enough: int | None = None) -> Image.Image:
 
     A JPEG may be decoded at a reduced size, but neither side becomes shorter than `enough` pixels.
     """
+    with opened(path) as file:
+        return decode(file, enough)
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[IO[bytes]]:
+    """The file of a photo. An error while it is read or decoded names the file and the reason."""
     try:
-        with open(path, "rb") as file, _open(file) as opened:
-            return upright_rgb(opened, enough)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a device or a pipe may never end
+            raise UnreadableImageError("is a folder" if os.path.isdir(path) else "not a file")
+        with open(path, "rb") as file:
+            yield file
     except UnreadableImageError as error:
-        raise UnreadableImageError(f"{path}: {error}") from None
+        raise UnreadableImageError(f"{readable(path)}: {error}") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, KeyError, *_BOMB) as error:
-        raise UnreadableImageError(f"{path}: {_reason(error)}") from None
+        raise UnreadableImageError(f"{readable(path)}: {_reason(error)}") from None
+
+
+def decode(file: IO[bytes], enough: int | None = None) -> Image.Image:
+    """`read` for a file that is `opened`."""
+    with _open(file) as picture:
+        return upright_rgb(picture, enough)
 
 
 def _open(file: IO[bytes]) -> Image.Image:
@@ -62,8 +83,6 @@ def _reason(error: BaseException) -> str:
         return f"exceeds the limit of {MAX_PIXELS // 1_000_000} megapixels"
     if isinstance(error, FileNotFoundError):
         return "no such file"
-    if isinstance(error, IsADirectoryError):
-        return "is a folder"
     if isinstance(error, UnidentifiedImageError):
         return "not an image that can be read"
     return f"broken ({error or type(error).__name__})"

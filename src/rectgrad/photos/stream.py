@@ -12,15 +12,22 @@ Result = TypeVar("Result")
 
 
 def prefetch(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int = 2, depth: int = 16
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int = 2,
+    depth: int = 16,
+    prompt: bool = False,
 ) -> Iterator[tuple[Item, Future[Result]]]:
-    """Yields (item, finished future) in order. At most `depth` results are held at a time."""
+    """Yields (item, finished future) in order. At most `depth` results are held at a time.
+
+    By default that many are started before the first is yielded; with `prompt`, it is yielded when finished.
+    """
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[Item, Future[Result]]] = deque()
     try:
         for item in items:
             waiting.append((item, pool.submit(function, item)))
-            if len(waiting) >= depth:
+            while len(waiting) >= depth or (prompt and waiting and waiting[0][1].done()):
                 yield _next(waiting)
         while waiting:
             yield _next(waiting)

@@ -1,0 +1,83 @@
+"""Runs a plan over photos and tells the user: progress, the index page, the results, the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from rectgrad import image
+from rectgrad.cli import options as shared
+from rectgrad.cli.index import Index
+from rectgrad.cli.progress import progress
+from rectgrad.cli.run import Json, Plan, run
+from rectgrad.photos import files
+from rectgrad.photos.files import Source
+
+
+class Outcome(NamedTuple):
+    """The records in the order of the photos, how many are new, and the errors of unreadable files."""
+
+    records: list[Json]
+    computed: int
+    broken: list[str]
+
+
+def process(
+    command: str, plan: Plan, sources: list[Source], as_json: bool, execute: Callable[..., int] = run
+) -> Outcome:
+    """Runs the plan. The index page is complete also when the run is interrupted."""
+    broken: list[str] = []
+    records: dict[str, Json] = {}
+    index = Index(plan.out, command, len(sources))
+
+    with progress(len(sources), _DOING[command]) as advance:
+
+        def done(source: Source, result: Json | BaseException) -> None:
+            if isinstance(result, BaseException):
+                broken.append(str(result))
+                index.add(None)
+            else:
+                records[source.name] = result
+                index.add(result)
+                if as_json:
+                    print(json.dumps(result, ensure_ascii=False), flush=True)
+            advance()
+
+        try:
+            computed = execute(plan, sources, done)
+        finally:
+            index.close()
+    return Outcome([records[each.name] for each in sources if each.name in records], computed, broken)
+
+
+_DOING = {"explain": "explaining", "compare": "comparing", "sweep": "sweeping", "layers": "layers"}
+
+
+def report_sheets(plan: Plan, outcome: Outcome, as_json: bool, together: Path | None = None) -> int:
+    """Prints the path to open: the only sheet, the sheet of all photos, or the index page. Returns the exit
+    status."""
+    pictures = [plan.out / record["picture"] for record in outcome.records]
+    if together is not None and pictures:
+        files.save_picture(_stacked(pictures), together)
+    if pictures and not as_json:
+        print(together or (pictures[0] if len(pictures) == 1 else plan.out / "index.html"))
+    return shared.exit_status(outcome.broken, len(outcome.records) + len(outcome.broken) > 1)
+
+
+def _stacked(paths: list[Path]) -> Image.Image:
+    """The pictures in these files, one below the other."""
+    pictures = []
+    for path in paths:
+        with Image.open(path) as picture:
+            pictures.append(picture.convert("RGB"))
+    width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
+    page = Image.new("RGB", (width, height), pictures[0].getpixel((0, 0)) or image.PAGE[False])
+    y = 0
+    for each in pictures:
+        page.paste(each, (0, y))
+        y += each.height
+    return page

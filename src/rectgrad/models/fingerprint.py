@@ -1,0 +1,20 @@
+"""What a model is made of, in one short string, so that a result can name the model that made it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from rectgrad.models.image_model import ImageModel
+
+
+def fingerprint(model: ImageModel) -> str:
+    """Another string for other weights, buffers, class names or preprocessing."""
+    found = hashlib.sha256()
+    preprocessing = (model.size, model.mean, model.std, model.crop_fraction, model.interpolation)
+    found.update(repr((preprocessing, model.names())).encode())
+    for name, tensor in (*model.module.named_parameters(), *model.module.named_buffers()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:32]

@@ -1,0 +1,86 @@
+"""Names for results: one for each photo, unique on every file system, in the folders of the photos.
+
+A result is a file NAME.png, NAME.json and so on. Names are compared without case and in one Unicode form, as
+the disks of Windows and macOS do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+RESULTS = (
+    ".png",
+    ".json",
+    ".jsonl",
+    ".npy",
+    ".npz",
+    ".jpg",
+    ".html",
+)  # suffixes of the files that runs write
+_LONGEST = 180  # bytes of a file name; file systems allow 255, including our suffixes
+
+
+def unique_names(photos: Sequence[tuple[Path, Path]], reserved: Collection[str] = ()) -> list[str]:
+    """A name for each photo, given as (path, path below the folder that was asked for).
+
+    The name is the relative path without its suffix. Photos that would share a name get longer ones: with the
+    suffix, with the folder before it, with both, and at last with a hash of the path. Adding a photo renames
+    only those it clashes with. `reserved` are names that the caller uses itself.
+    """
+    ladders = [_candidates(path, relative) for path, relative in photos]
+    steps = [0] * len(ladders)
+    while True:
+        names = [ladder[step] for ladder, step in zip(ladders, steps, strict=True)]
+        taken = Counter(folded(name) for name in names) + Counter(map(folded, reserved))
+        clashing = [i for i, name in enumerate(names) if taken[folded(name)] > 1]
+        longer = [i for i in clashing if steps[i] + 1 < len(ladders[i])]
+        if not longer:
+            return names
+        for i in longer:
+            steps[i] += 1
+
+
+def folded(name: str) -> str:
+    """Equal for two names that some file system takes for the same."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).upper().casefold())
+
+
+def readable(path: str | Path) -> str:
+    """A path as text; bytes that are not UTF-8 are replaced."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _candidates(path: Path, relative: Path) -> list[str]:
+    """Names for a photo, shortest first. The last one is its own alone."""
+    absolute = Path(os.path.abspath(path))
+    if ".." in relative.parts:
+        relative = Path(relative.name)  # would lead out of the folder for the results
+    base = absolute.parents[len(relative.parts) - 1].name
+    folders = [_folder(part) for part in relative.parts[:-1]]
+    names = (relative.stem, relative.name)
+    own = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
+    return [
+        *("/".join([*folders, _file(name)]) for name in names),
+        *("/".join([_folder(base), *folders, _file(name)]) for name in names if base),
+        "/".join([*folders, f"{_file(relative.name)}~{own}"]),
+    ]
+
+
+def _folder(name: str) -> str:
+    """A folder that no result can be named like: the results of a.jpg are in a.png, not in a folder a.png."""
+    name = readable(name)
+    return f"{name}_" if folded(name).endswith(RESULTS) else name
+
+
+def _file(name: str) -> str:
+    """A name that is short enough for our suffixes."""
+    name = readable(name)
+    if len(name.encode()) <= _LONGEST:
+        return name
+    start = name.encode()[: _LONGEST - 17].decode("utf-8", "ignore")
+    return f"{start}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
