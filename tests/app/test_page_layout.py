@@ -52,7 +52,10 @@ def save(page, name: str, folder: Path) -> Path:
     page.screenshot(path=path)
     with Image.open(path) as picture:
         whole = picture.convert("RGB")
-    palette = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    plain = [colour for _, colour in sorted(whole.getcolors(2**24), reverse=True)[:32]]  # stay exact
+    mixed = whole.quantize(224, method=Image.Quantize.MAXCOVERAGE).getpalette()[: 3 * 224]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(value for colour in plain for value in colour), *mixed])
     small = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
     small.save(path, optimize=True)
     return path
