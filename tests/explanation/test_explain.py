@@ -1,5 +1,8 @@
 """explain: the same map as attribute, whatever the picture is given as."""
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -170,8 +173,6 @@ def test_a_warning_about_one_picture_is_not_told_of_the_others():
 def test_a_model_s_own_warnings_are_passed_on():
     class Noisy(nn.Module):
         def forward(self, x):
-            import warnings
-
             warnings.warn("of the model", UserWarning, stacklevel=1)
             return x.relu().sum((2, 3))
 
@@ -192,3 +193,36 @@ def test_explanations_hold_no_activations():
     before = held()
     kept = [rectgrad.explain(PIXELS, model) for _ in range(3)]
     assert held() - before <= sum(each.map.numel() + each.outputs.numel() for each in kept)
+
+
+def test_pictures_are_read_as_they_are_needed(tmp_path):
+    """A list of thousands must not be decoded at once."""
+    model, ready, seen = tiny(), [], []
+
+    def prepare(picture):
+        ready.append(1)
+        return model.prepare(model.crop(picture))
+
+    model.module.register_forward_pre_hook(lambda *_: seen.append(len(ready)))
+    rectgrad.explain([PIXELS] * 6, model.module, "saliency", prepare=prepare, batch_size=2, specificity=False)
+    assert seen == [3, 5, 6]  # the one that fills the next batch is read ahead
+
+
+def test_threads_get_their_own_warnings_and_leave_the_filters_alone():
+    torch.manual_seed(0)
+    small = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3)).eval()
+    large = nn.Sequential(nn.Flatten(), nn.Linear(12, 99), nn.ReLU(), nn.Linear(99, 3)).eval()
+    x, before = torch.rand(3, 2, 2), (list(warnings.filters), warnings.showwarning)
+    with warnings.catch_warnings(), ThreadPoolExecutor(4) as pool:
+        warnings.simplefilter("ignore")
+        during = list(warnings.filters)
+        found = list(pool.map(lambda net: rectgrad.explain(x, net), [small, large] * 20))
+        assert warnings.filters == during
+    assert [len(each.warnings) for each in found] == [1, 0] * 20
+    assert (warnings.filters, warnings.showwarning) == before
+
+
+def test_what_is_no_picture_is_shown_as_text():
+    found = rectgrad.explain(torch.rand(12), nn.Sequential(nn.Linear(12, 3)), "saliency")
+    assert found._repr_html_() == f"<pre>{repr(found).replace(chr(39), '&#x27;')}</pre>"
+    assert "map 12" in repr(found)

@@ -432,12 +432,21 @@ ERRORS = {
     "inputs of shape (2, 3, 8, 8), maps of shape (1, 8, 8)": lambda: curve_of(maps=maps_of(1, 8, 8)),
     "steps=0": lambda: curve_of(steps=0),
     "batch_size=0": lambda: curve_of(batch_size=0),
+    "baseline='grey': needs a number, a tensor, or one of 'blur', 'mean'": lambda: curve_of(baseline="grey"),
+    "target=[1, 2, 0]: needs None, an int, or one class for each of 2 samples": lambda: curve_of(
+        score=lambda x: x.sum((2, 3)), target=[1, 2, 0]
+    ),
+    "target='cat': needs None, an int": lambda: curve_of(target="cat"),
+    "target=[3, 3] for outputs of shape (2, 3): needs classes from 0 to 2": lambda: curve_of(
+        score=lambda x: x.sum((2, 3)), target=3
+    ),
+    "model returned one score for each image, (2,): needs target=None": lambda: curve_of(target=1),
     "baseline of shape (2, 8, 8) for inputs of shape (2, 3, 8, 8)": lambda: curve_of(
         baseline=maps_of(2, 8, 8)
     ),
-    "images of shape (2, 3, 8, 8) returned (2, 1)": lambda: curve_of(score=lambda x: x.sum((2, 3))[:, :1]),
-    "images of shape (2, 3, 8, 8) returned ()": lambda: curve_of(score=lambda x: x.sum()),
-    "images of shape (2, 3, 8, 8) returned float": lambda: curve_of(score=lambda x: 0.5),
+    "images of shape (2, 3, 8, 8)) returned (2, 3, 8)": lambda: curve_of(score=lambda x: x.sum(3)),
+    "images of shape (2, 3, 8, 8)) returned ()": lambda: curve_of(score=lambda x: x.sum()),
+    "images of shape (2, 3, 8, 8)) returned float": lambda: curve_of(score=lambda x: 0.5),
     "area(curve of shape (2, 1))": lambda: metrics.area(maps_of(2, 1)),
 }
 

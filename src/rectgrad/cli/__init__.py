@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -120,8 +121,13 @@ def _message(error: Exception) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{where}"
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _EXPECTED:
-        return " ".join(str(error).split())
+        return with_option_names(" ".join(str(error).split()))
     raise error
+
+
+def with_option_names(message: str) -> str:
+    """Python's arguments as the options of the command line: --weights FILE for weights=FILE."""
+    return re.sub(r"\b(weights|labels)=(?=FILE|['\"])", r"--\1 ", message)
 
 
 _EXPECTED = ("UnsupportedModelError", "ModelUnavailableError", "DataUnavailableError", "UnreadableImageError")

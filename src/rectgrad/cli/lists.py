@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rectgrad.cli import with_option_names
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, name_of
 from rectgrad.models import MODELS
@@ -53,4 +54,4 @@ def models(as_json: AsJson = False) -> None:
         return
     for name, source in MODELS.items():
         print(f"{name:22}{source.description}")
-        print(f"{'':22}{source.how}")
+        print(f"{'':22}{with_option_names(source.how)}")

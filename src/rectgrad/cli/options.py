@@ -134,8 +134,15 @@ def network(name: str, weights: Path | None, labels: Path | None, device: str, t
 
 def picture_methods(names: str, q: float) -> dict[str, Method]:
     """Methods by name, configured as in the paper's figures: RectGrad keeps its negative values."""
+    check_percentile(q)
     chosen = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
     return {name: _picture_method(name, q) for name in chosen}
+
+
+def check_percentile(q: float | None) -> None:
+    """An error for a percentile that was given as a fraction."""
+    if q is not None and 0 < q < 1:
+        raise ValueError(f"--q {q:g} is a percentile, from 0 to 100, not a fraction: use --q {100 * q:g}")
 
 
 def _picture_method(name: str, q: float) -> Method:
@@ -153,6 +160,7 @@ def find_photos(images: list[str] | None, out: Path | None = None) -> list[Sourc
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
     """A method by name. Options that an average does not have are passed to the method that it averages."""
+    check_percentile(options.get("q"))
     own = [field.name for field in fields(as_method(name, {}))]
     inner = {key: value for key, value in options.items() if key not in own}
     if "over" not in own or not inner:

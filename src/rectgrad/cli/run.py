@@ -64,7 +64,8 @@ def explain_photos(plan: Plan, sources: Iterable[Source], done: Callable[[Source
     decoded = prefetch(decode, pending(plan, sources, done), depth=2 * plan.batch_size)
     for batch in batches(_readable(decoded, done), plan.batch_size):
         prepared = [ready for _, (ready, _) in batch]
-        found = explain_prepared(network, prepared, plan.method, plan.target, len(batch), plan.specificity)
+        size, asked = len(batch), (plan.method, plan.target)
+        found = explain_prepared(network, prepared, size, *asked, size, plan.specificity)
         for (source, (_, fingerprint)), each in zip(batch, found, strict=True):
             done(source, _write(plan, source, fingerprint, each))
             computed += 1

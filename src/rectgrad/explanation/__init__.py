@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import Model, OptionValue, record_for
+from rectgrad.api import Model, OptionValue, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.engine.torch_private import out_of_memory
@@ -22,7 +21,6 @@ from rectgrad.explanation.recorded import answers, explain_record
 from rectgrad.explanation.result import Explanation, named
 from rectgrad.explanation.trust import Specificity, recommended, specificity
 from rectgrad.methods import Method
-from rectgrad.methods.catalog import as_method
 from rectgrad.models import Guess, ImageModel
 
 __all__ = [
@@ -115,10 +113,10 @@ def explain(
         rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
     """
     network = Network.of(model, prepare, labels, device)
-    chosen = as_method(method if method is not None else recommended("where"), options)
+    asked = chosen(method if method is not None else recommended("where"), options)
     pictures, several = _pictures(image)
-    prepared = [network.prepared(picture) for picture in pictures]
-    found = explain_prepared(network, prepared, chosen, target, batch_size, specificity)
+    prepared = map(network.prepared, pictures)  # as they are needed: thousands would fill the memory
+    found = explain_prepared(network, prepared, len(pictures), asked, target, batch_size, specificity)
     return found if several else found[0]
 
 
@@ -137,30 +135,40 @@ def _pictures(image: Any) -> tuple[list[Any], bool]:
 
 def explain_prepared(
     network: Network,
-    prepared: Sequence[Prepared],
+    prepared: Iterable[Prepared],
+    n: int,
     method: Method,
     target: Target = None,
     batch_size: int = 8,
     specificity: bool | None = None,
 ) -> list[Explanation]:
-    """`explain` for pictures that are ready for the network."""
+    """`explain` for n pictures that are ready for the network."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
-    n, asked = len(prepared), _indices_of(network, target, len(prepared))
+    wanted = _indices_of(network, target, n)
     found: list[Explanation] = []
     for batch in _batches(prepared, batch_size):
         start, stop = len(found), len(found) + len(batch)
         whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
         own = method.rows(start, stop, (whole,)) if len(batch) < n else method
-        found += _explained(network, batch, own, targets.narrow(asked, start, stop, n), specificity)
+        found += _explained(network, batch, own, targets.narrow(wanted, start, stop, n), specificity)
     return found
 
 
-def _batches(prepared: Sequence[Prepared], size: int) -> Iterator[list[Prepared]]:
-    """Consecutive pictures of one shape and type, so many at a time."""
-    for _, group in groupby(prepared, lambda each: (each.inputs.shape, each.inputs.dtype)):
-        alike = list(group)
-        yield from (alike[i : i + size] for i in range(0, len(alike), size))
+def _batches(prepared: Iterable[Prepared], size: int) -> Iterator[list[Prepared]]:
+    """Consecutive pictures of one shape and type, at most so many at a time."""
+    batch: list[Prepared] = []
+    for each in prepared:
+        if len(batch) == size or (batch and _kind(batch[0]) != _kind(each)):
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _kind(each: Prepared) -> tuple[torch.Size, torch.dtype]:
+    return each.inputs.shape, each.inputs.dtype
 
 
 def _indices_of(network: Network, target: Any, n: int) -> Any:
@@ -182,12 +190,10 @@ def _explained(
         with Heard() as heard:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
             recorded = record_for(network.module, inputs, method)
-            found = answers(recorded, network, batch, method, target, specificity, heard)
-        heard.raise_again()
-        return found
+            return answers(recorded, network, batch, method, target, specificity, heard)
     except Exception as error:
         if not out_of_memory(error) or len(batch) == 1:
             raise
     half = len(batch) // 2
     warn(f"memory was not enough for {len(batch)} pictures at once; batch_size={half} may be enough")
-    return explain_prepared(network, batch, method, target, half, specificity)
+    return explain_prepared(network, batch, len(batch), method, target, half, specificity)

@@ -13,7 +13,7 @@ _SHOWN: dict[str | tuple[str, type[Warning], int], int] = {}  # as Python's own 
 
 
 class Heard:
-    """Collects warnings inside a `with` block; `raise_again` raises them after it.
+    """Collects warnings inside a `with` block, and raises them at its end.
 
     The library's own are `sentences`. Those of the model and of torch are passed on as they are.
     """
@@ -27,9 +27,13 @@ class Heard:
         warnings.simplefilter("always")
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._catching.__exit__(None, None, None)
-        _LOCK.release()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            self._catching.__exit__(None, None, None)
+            if kind is None:
+                self._raise_again()  # under the lock: another thread would hear it too
+        finally:
+            _LOCK.release()
 
     @property
     def sentences(self) -> list[str]:
@@ -44,7 +48,7 @@ class Heard:
         for each in [each for each in self._log if self._own(each)][count:]:
             self._log.remove(each)
 
-    def raise_again(self) -> None:
+    def _raise_again(self) -> None:
         for each in self._log:
             if self._own(each):
                 warn(str(each.message))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad.api import Record
+from rectgrad.api import Record, are_probabilities
 from rectgrad.engine import target as targets
 from rectgrad.engine.trace import Trace
 from rectgrad.explanation.heard import Heard
@@ -34,9 +34,7 @@ def explain_record(
 ) -> list[Explanation]:
     """The explanations of a recorded batch. Several methods or classes share one forward pass this way."""
     with Heard() as heard:
-        found = answers(recorded, network, batch, method, target, specificity, heard)
-    heard.raise_again()
-    return found
+        return answers(recorded, network, batch, method, target, specificity, heard)
 
 
 def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
@@ -107,14 +105,14 @@ def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
 def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: int) -> list[list[Guess]]:
     """For each sample the explained class, then the five with the largest outputs.
 
-    A probability is the softmax of the outputs; a single output has none.
+    A probability is the softmax of the outputs, unless they are probabilities; a single output has none.
     """
     if scores is None:
         return [[]] * n
     if scores.shape[1] < 2:
         only = Guess(0, network.names[0][0] if network.names else "output", float("nan"))
         return [[only, only]] * n
-    probabilities = scores.double().softmax(1)
+    probabilities = scores.double() if are_probabilities(scores) else scores.double().softmax(1)
     first = scores.argmax(1, keepdim=True) if index is None else index.unsqueeze(1)
     shown = torch.cat([first, scores.topk(min(5, scores.shape[1])).indices], dim=1)
     return [

@@ -119,6 +119,8 @@ class Explanation:
         return f"Explanation({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
+        if self.map.dim() not in (2, 3):  # not a picture
+            return f"<pre>{escape(repr(self))}</pre>"
         drawn = io.BytesIO()
         self.show().save(drawn, format="PNG")
         data = base64.b64encode(drawn.getvalue()).decode()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from rectgrad.image.colour import Values, cap, colours, overlay, scheme_of
+from rectgrad.image.colour import Values, cap, colours, overlay, plane, scheme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,7 @@ def figure(
     """A map with its colour bar; with a photo, also the photo and an overlay."""
     from matplotlib.figure import Figure
 
+    _check_photo(values, photo)
     panels = 1 if photo is None else 3
     page = Figure(figsize=(3.4 * panels + 0.6, 3.6), layout="constrained", facecolor=_page(dark))
     axes = np.atleast_1d(page.subplots(1, panels))
@@ -52,6 +53,23 @@ def show(
     drawn = io.BytesIO()
     figure(values, photo, title, name=name, dark=dark).savefig(drawn, format="png", dpi=120)
     return Image.open(drawn)
+
+
+def _check_photo(values: Values, photo: object) -> None:
+    """The photo must be the picture that the map belongs to, pixel by pixel."""
+    if photo is None:
+        return
+    if not isinstance(photo, Image.Image):
+        raise TypeError(
+            f"photo must be a PIL image, not {type(photo).__name__}: give the crop that the network saw, "
+            "model.crop(picture), or call rectgrad.explain(picture, model).show()"
+        )
+    height, width = plane(values).shape
+    if photo.size != (width, height):
+        raise ValueError(
+            f"the photo has {photo.width} × {photo.height} pixels and the map {width} × {height}: give the "
+            "crop that the network saw, model.crop(picture), or call rectgrad.explain(picture, model).show()"
+        )
 
 
 def _map(page: Figure, axis: Any, values: Values, name: str, dark: bool) -> None:

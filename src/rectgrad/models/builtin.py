@@ -8,7 +8,7 @@ from typing import Any
 from rectgrad.models import classes, weights
 from rectgrad.models.cifar import CifarCNN
 from rectgrad.models.efficientnet import EfficientNetLite0
-from rectgrad.models.errors import ModelUnavailableError, reason
+from rectgrad.models.errors import ModelUnavailableError
 from rectgrad.models.image_model import ImageModel
 from rectgrad.models.inception import InceptionV4
 from rectgrad.models.packages import errors_from, imported
@@ -53,14 +53,10 @@ def _efficientnet_file(name: str) -> Path:
 
 def _inception_file(name: str) -> Path:
     hub = imported("huggingface_hub", name, f"{INSTALL}, or pass a downloaded file as weights=FILE")
-    try:
+    address = "https://huggingface.co/{}/resolve/main/{}".format(*INCEPTION)
+    offline = f"download {address} on a machine with network access and pass the file as weights=FILE"
+    with errors_from("huggingface_hub", name, offline):
         return Path(hub.hf_hub_download(*INCEPTION))
-    except Exception as error:
-        address = "https://huggingface.co/{}/resolve/main/{}".format(*INCEPTION)
-        raise ModelUnavailableError(
-            f"the weights of {name} could not be downloaded ({reason(error)}): download {address} on a "
-            "machine with network access and pass the file as weights=FILE"
-        ) from error
 
 
 def _cifar_file(name: str) -> Path:

@@ -12,11 +12,13 @@ from rectgrad.models import classes, weights
 from rectgrad.models.image_model import ImageModel
 from rectgrad.models.packages import errors_from, imported
 
+_OFFLINE = "download them on a machine with network access and pass the file as weights=FILE"
+
 
 def timm(name: str, file: Path | None) -> ImageModel:
     own = _after(name)
     package = imported("timm", name, "pip install 'rectgrad[timm]'")
-    with errors_from("timm", name):
+    with errors_from("timm", name, _OFFLINE):
         module = package.create_model(own, pretrained=file is None)
         config = package.data.resolve_model_data_config(module)
         labels = (getattr(module, "pretrained_cfg", None) or {}).get("label_names") or ()
@@ -40,7 +42,7 @@ def timm(name: str, file: Path | None) -> ImageModel:
 def torchvision(name: str, file: Path | None) -> ImageModel:
     own = _after(name)
     models = imported("torchvision.models", name, "pip install torchvision")
-    with errors_from("torchvision", name):
+    with errors_from("torchvision", name, _OFFLINE):
         module = models.get_model(own, weights="DEFAULT" if file is None else None)
         published = models.get_model_weights(own).DEFAULT
         steps = published.transforms()
@@ -65,7 +67,7 @@ def hugging_face(name: str, file: Path | None) -> ImageModel:
         )
     own = _after(name)
     package = imported("transformers", name, "pip install transformers")
-    with errors_from("transformers", name):
+    with errors_from("transformers", name, "copy a downloaded folder of the model here and load hf:FOLDER"):
         module = package.AutoModelForImageClassification.from_pretrained(own)
         processor = package.AutoImageProcessor.from_pretrained(own)
         id2label = module.config.id2label

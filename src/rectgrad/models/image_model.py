@@ -72,6 +72,7 @@ class ImageModel:
         """
         from PIL import Image
 
+        _check_picture("crop", image)
         height, width = self.size
         scale = self.crop_fraction * min(image.width / width, image.height / height)
         left, top = (image.width - scale * width) / 2, (image.height - scale * height) / 2
@@ -84,6 +85,7 @@ class ImageModel:
 
         Computed as (pixel - 255 mean) / (255 std) in double precision, so that (pixel - 127) / 128 is exact.
         """
+        _check_picture("prepare", cropped)
         height, width = self.size
         if cropped.size != (width, height):
             raise ValueError(
@@ -123,3 +125,14 @@ class ImageModel:
         if len(self.synonyms) != len(self.labels):
             return [[label] for label in self.labels]
         return [[label, *others] for label, others in zip(self.labels, self.synonyms, strict=True)]
+
+
+def _check_picture(call: str, picture: object) -> None:
+    from PIL import Image
+
+    if not isinstance(picture, Image.Image):
+        given = "model.crop(PIL.Image.open(path))" if call == "prepare" else "PIL.Image.open(path)"
+        raise TypeError(
+            f"{call} takes a PIL image, not {type(picture).__name__}: give {given}, or call "
+            "rectgrad.explain(picture, model), which takes paths, arrays and tensors"
+        )

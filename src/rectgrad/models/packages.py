@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rectgrad.models.errors import ModelUnavailableError, reason
+from rectgrad.models.errors import ModelUnavailableError, reason, unreachable
 
 
 def imported(module: str, model: str, install: str) -> Any:
@@ -28,12 +29,27 @@ def imported(module: str, model: str, install: str) -> Any:
 
 
 @contextmanager
-def errors_from(package: str, model: str) -> Iterator[None]:
-    """Converts the exceptions of a package into errors in one line."""
+def errors_from(package: str, model: str, offline: str = "") -> Iterator[None]:
+    """Converts the exceptions of a package into errors in one line.
+
+    offline: what to do if the weights cannot be downloaded. The hub's log of its retries is left out.
+    """
+    log = logging.getLogger("huggingface_hub.utils._http")
+    log.addFilter(_is_no_retry)
     try:
         yield
     except Exception as error:
+        if offline and unreachable(error):
+            problem = f"the weights of {model} could not be downloaded: the server cannot be reached"
+            raise ModelUnavailableError(f"{problem}; {offline}") from error
         raise ModelUnavailableError(f"{model} is not available from {package} ({reason(error)})") from error
+    finally:
+        log.removeFilter(_is_no_retry)
+
+
+def _is_no_retry(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not ("thrown while requesting" in text or text.startswith("Retrying in"))
 
 
 def _broken(package: str, model: str, install: str, error: Exception) -> str:

@@ -1,0 +1,192 @@
+"""Errors name the fix: the mistakes that people make in their first ten minutes, each by its text."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import rectgrad
+from rectgrad.photos import UnreadableImageError
+from tiny_model import tiny
+
+X = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+PICTURE = Image.fromarray((X[0].permute(1, 2, 0) * 255).to(torch.uint8).numpy())
+NET = tiny()
+
+CALLS = {
+    "attribute": lambda model, inputs: rectgrad.attribute(model, inputs),
+    "record": lambda model, inputs: rectgrad.record(model, inputs),
+    "capture": lambda model, inputs: rectgrad.capture(model, inputs)(inputs),
+    "layer_attributions": lambda model, inputs: rectgrad.layer_attributions(model, inputs),
+}
+ON_CALLS = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+def says(kind, *parts):
+    """An error whose text holds these parts, in this order."""
+    return pytest.raises(kind, match=".*".join(map(re.escape, parts)))
+
+
+@ON_CALLS
+def test_an_image_model_for_its_module(call):
+    with says(
+        TypeError, "model must be a module, not ImageModel", "model.module", "rectgrad.explain(picture, "
+    ):
+        call(NET, X)
+
+
+class Squeezing(nn.Module):
+    """Fails on (C, H, W) by an index, not by a shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu().mean((2, 3))
+
+
+NETWORKS = {
+    "convolution": NET.module,
+    "batch norm": nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()).eval(),
+    "index": Squeezing(),
+    "works, with another meaning": nn.Sequential(nn.Conv2d(3, 8, 32), nn.ReLU(), nn.Flatten(0)),
+}
+
+
+@pytest.mark.parametrize("model", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("name", ["attribute", "layer_attributions", "capture"])
+def test_a_missing_batch_dimension(model, name):
+    with says(ValueError, "cannot take inputs of shape (3, 32, 32)", "(N, ...)", "give inputs[None]"):
+        CALLS[name](model, X[0])
+
+
+def test_other_errors_of_a_model_stay_as_they_are():
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 8, 3)
+
+        def forward(self, x):
+            if x.shape[-1] < 20:
+                raise ValueError("too small for me")
+            return self.conv(x.unsqueeze(1)).relu().mean((2, 3))
+
+    assert rectgrad.attribute(Failing(), X[:, 0]).shape == (1, 32, 32)
+    with says(ValueError, "too small for me"):
+        rectgrad.attribute(Failing(), X[:, 0, :, :16])
+    with says(ValueError, "contains NaN"):
+        rectgrad.attribute(Failing(), X[:, 0] * float("nan"))
+    with says(ValueError, "target 99 is out of range"):
+        rectgrad.attribute(Failing(), X[:, 0], target=99)
+    with says(RuntimeError, "2d"):
+        rectgrad.attribute(Failing(), X)  # a dimension too many
+
+
+def test_a_percentile_given_as_a_fraction():
+    text = ("q=0.98 is a percentile, from 0 to 100, not a fraction: use q=98", "rectgrad.RectGrad(q=0.98)")
+    with says(ValueError, *text):
+        rectgrad.attribute(NET.module, X, q=0.98)
+    with says(ValueError, *text):
+        rectgrad.explain(X, NET, q=0.98)
+    with says(ValueError, *text):
+        rectgrad.record(NET.module, X).attribute("rectgrad", q=0.98)
+    assert rectgrad.attribute(NET.module, X, rectgrad.RectGrad(q=0.98)).any()
+    with says(TypeError, "'saliency' has no option 'q'"):
+        rectgrad.attribute(NET.module, X, "saliency", q=0.98)
+
+
+@ON_CALLS
+@pytest.mark.parametrize(
+    ("inputs", "parts"),
+    [
+        (PICTURE, ("not Image", "rectgrad.explain(picture, model) takes paths and pictures")),
+        ("cat.jpg", ("not str", "rectgrad.explain(picture, model) takes paths and pictures")),
+        (Path("cat.jpg"), ("Path; ", "rectgrad.explain(picture, model) takes paths and pictures")),
+        (X.numpy(), ("not ndarray", "torch.from_numpy(inputs)", "rectgrad.explain")),
+        ([X[0]], ("not list", "torch.stack(inputs)", "rectgrad.explain(inputs, model)")),
+    ],
+    ids=["PIL", "string", "path", "array", "list"],
+)
+def test_a_picture_as_input(call, inputs, parts):
+    with says(TypeError, "inputs must be a floating tensor (N, ...)", *parts):
+        call(NET.module, inputs)
+
+
+def test_a_photo_that_does_not_belong_to_the_map():
+    values = torch.rand(3, 32, 32)
+    with says(TypeError, "photo must be a PIL image, not Tensor", "model.crop(picture)"):
+        rectgrad.image.show(values, X[0])
+    with says(ValueError, "the photo has 48 × 40 pixels and the map 32 × 32", "model.crop(picture)"):
+        rectgrad.image.show(values, Image.new("RGB", (48, 40)))
+    assert rectgrad.image.show(values, PICTURE).width > 900
+
+
+@pytest.mark.parametrize("wrong", ["cat.jpg", Path("cat.jpg"), X, np.zeros((32, 32, 3))])
+def test_what_a_model_cannot_prepare(wrong):
+    with says(TypeError, f"prepare takes a PIL image, not {type(wrong).__name__}", "PIL.Image.open(path)"):
+        NET.prepare(wrong)
+    with says(TypeError, f"crop takes a PIL image, not {type(wrong).__name__}", "rectgrad.explain(picture"):
+        NET.crop(wrong)
+
+
+def test_a_model_that_ends_in_softmax():
+    model = nn.Sequential(*NET.module, nn.Softmax(1))
+    says_so = pytest.warns(UserWarning, match=r"ends in a softmax.*such as model\[:-1\]")
+    with says_so:
+        rectgrad.attribute(model, torch.cat([X, X]), "saliency", batch_size=1)
+    with says_so:
+        rectgrad.record(model, X)
+    with says_so:
+        found = rectgrad.explain(X, model, "saliency")
+    assert "ends in a softmax" in found.warnings[0]
+    assert found.target.probability == pytest.approx(float(found.outputs.max()))  # no second softmax
+    rectgrad.attribute(model, X, "saliency", lambda out: out[:, 0].log())  # no warning: a score of one's own
+    rectgrad.attribute(nn.Sequential(*NET.module, nn.Sigmoid()), X, "saliency")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "parts"),
+    [
+        ("https://a.b/cat.jpg", ValueError, ("is a URL; download it first",)),
+        ("none.jpg", UnreadableImageError, ("none.jpg: no such file",)),
+        (3, TypeError, ("image must be a path, a PIL image, an array (H, W, 3), a tensor", "not int")),
+        ([[0.5, 0.5]], TypeError, ("image must be a path", "not list")),
+        (np.zeros((3, 8, 8)), ValueError, ("not (3, 8, 8); channels come last: array.transpose(1, 2, 0)",)),
+        (np.zeros((2, 8, 8, 3)), ValueError, ("give several pictures as a list: list(array)",)),
+        (np.zeros((8, 8)), ValueError, ("np.stack([array] * 3, axis=2)",)),
+        (np.full((8, 8, 3), 9.0), ValueError, ("from 0 to 1, not from 0 to 9; divide by 255",)),
+        (np.zeros((8, 8, 3), dtype=int), TypeError, ("uint8, or float from 0 to 1, not int64",)),
+        (torch.rand(1, 8, 8), ValueError, ("takes a tensor (3, height, width), not shape (1, 8, 8)",)),
+        (torch.tensor(0.5), ValueError, ("scalar tensor",)),
+    ],
+    ids=lambda value: None,
+)
+def test_what_explain_cannot_take(wrong, kind, parts):
+    with says(kind, *parts):
+        rectgrad.explain(wrong, NET)
+
+
+def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
+    with says(TypeError, "Sequential does not say how it prepares a picture; give prepare="):
+        rectgrad.explain(PICTURE, NET.module)
+    with says(TypeError, "prepare returned Image; it must return a tensor (C, H, W)"):
+        rectgrad.explain(PICTURE, NET.module, prepare=lambda picture: picture)
+    with says(TypeError, "model must be a name", "not int"):
+        rectgrad.explain(PICTURE, 3)
+    with says(ValueError, "device='meta', but the model is on cpu; move it first: model.to('meta')"):
+        rectgrad.explain(PICTURE, NET, device="meta")
+    with says(ValueError, "target has 2 classes for 1 pictures"):
+        rectgrad.explain([PICTURE], NET, target=[0, 1])
+    with says(ValueError, "class 'blue' is ambiguous"):
+        rectgrad.explain(PICTURE, NET, target="blue")
+    with says(ValueError, "class 'cat' is unknown: this model has no class names, so use an index"):
+        rectgrad.explain(X, NET.module, target="cat")
+    with says(ValueError, "3 class names for 4 classes of tiny"):
+        rectgrad.explain(PICTURE, NET, labels=["a", "b", "c"])
+    with says(ValueError, "batch_size must be an integer of at least 1, not 0"):
+        rectgrad.explain(PICTURE, NET, batch_size=0)
