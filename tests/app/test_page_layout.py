@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -56,7 +57,12 @@ def save(page, name: str, folder: Path) -> Path:
     mixed = whole.quantize(224, method=Image.Quantize.MAXCOVERAGE).getpalette()[: 3 * 224]
     palette = Image.new("P", (1, 1))
     palette.putpalette([*(value for colour in plain for value in colour), *mixed])
-    small = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    dithered = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    places = np.array(dithered)
+    for i, colour in enumerate(plain):
+        places[(np.asarray(whole) == colour).all(-1)] = i
+    small = Image.fromarray(places)
+    small.putpalette(palette.getpalette())
     small.save(path, optimize=True)
     return path
 

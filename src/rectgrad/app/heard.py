@@ -41,3 +41,6 @@ class HeardHere(Heard):
 
     def __exit__(self, *error: object) -> None:
         _here.log = self._outer
+        for each in self._log:
+            if not self._own(each):  # of the model or torch: for the terminal
+                _show(each.message, each.category, each.filename, each.lineno)
