@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -52,8 +53,16 @@ def save(page, name: str, folder: Path) -> Path:
     page.screenshot(path=path)
     with Image.open(path) as picture:
         whole = picture.convert("RGB")
-    palette = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE)
-    small = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    plain = [colour for _, colour in sorted(whole.getcolors(2**24), reverse=True)[:32]]  # stay exact
+    mixed = whole.quantize(224, method=Image.Quantize.MAXCOVERAGE).getpalette()[: 3 * 224]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(value for colour in plain for value in colour), *mixed])
+    dithered = whole.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG)
+    places = np.array(dithered)
+    for i, colour in enumerate(plain):
+        places[(np.asarray(whole) == colour).all(-1)] = i
+    small = Image.fromarray(places)
+    small.putpalette(palette.getpalette())
     small.save(path, optimize=True)
     return path
 

@@ -49,9 +49,8 @@ class Wanted:
         self.methods = self.query.configured()
 
     def missing(self) -> list[tuple[str, Method]]:
-        """The maps to send, fast ones first."""
-        missing = [(name, method) for name, method in self.methods.items() if name not in self.have]
-        return sorted(missing, key=lambda each: self.slow(each[1]))
+        """The maps to send."""
+        return [(name, method) for name, method in self.methods.items() if name not in self.have]
 
     def slow(self, method: Method) -> bool:
         return self.service.is_slow(self.prediction, method, self.target)
