@@ -55,7 +55,7 @@ def chosen(method: str | Method, options: Mapping[str, OptionValue]) -> Method:
     """The method of a call. Refuses a percentile that was given as a fraction, q=0.98 for q=98."""
     q = options.get("q")
     found = as_method(method, dict(options))
-    if isinstance(q, float) and 0 < q < 1:
+    if isinstance(q, float) and 0.5 <= q < 1:
         raise ValueError(
             f"q={q:g} is a percentile, from 0 to 100, not a fraction: use q={100 * q:g}. If you do want the "
             f"percentile {q:g}, give the method itself, rectgrad.RectGrad(q={q:g})"

@@ -181,7 +181,7 @@ dtypes = st.sampled_from([torch.float32, torch.float64])
 
 Ask = tuple[str, dict[str, Any]]
 RECTGRAD = {
-    "q": st.floats(0, 100) | st.sampled_from([0.0, 50.0, 98.0, 100.0]),
+    "q": st.floats(1, 100) | st.sampled_from([0.0, 50.0, 98.0, 100.0]),
     "tau": st.none() | st.floats(-1, 1) | st.sampled_from([-float("inf"), 0.0]),
     "rule": st.sampled_from(["PR1", "PR2", "PR3", "PR4", "mod"]),
     "interpolation": st.sampled_from(["nearest", "linear"]),
@@ -337,9 +337,8 @@ def test_a_higher_q_passes_no_other_units(
 
     def passed(q: float) -> Tensor:
         options = {"rule": rule, "interpolation": interpolation, "multiply_by_input": False}
-        maps = rectgrad.attribute(
-            lambda x: F.relu(x) @ weight.T, x, "rectgrad", q=q, positive_only=False, **options
-        )
+        method = rectgrad.RectGrad(q=q, positive_only=False, **options)  # a q below 1 needs an instance
+        maps = rectgrad.attribute(lambda x: F.relu(x) @ weight.T, x, method)
         return maps != 0
 
     low, high = map(passed, qs)

@@ -19,6 +19,7 @@ def deeplift_error(model: nn.Module, x: Tensor, baseline: float | Tensor, target
     return ((maps.flatten(1).sum(1) - difference).abs() / maps.abs().flatten(1).sum(1)).max().item()
 
 
+@pytest.mark.filterwarnings("ignore:the model ends in a softmax")
 @pytest.mark.parametrize("name", DEEPLIFT)
 def test_deeplift_sums_to_the_difference(name):
     model, x = prepare(DEEPLIFT[name])
@@ -26,6 +27,7 @@ def test_deeplift_sums_to_the_difference(name):
         assert deeplift_error(model, x, baseline, target=1) < 1e-9
 
 
+@pytest.mark.filterwarnings("ignore:the model ends in a softmax")
 @pytest.mark.parametrize("name", DEEPLIFT)
 def test_deeplift_sums_to_the_difference_in_float32(name):
     model, x = prepare(DEEPLIFT[name], torch.float32)

@@ -127,7 +127,7 @@ def picture_methods(names: str, q: float) -> dict[str, Method]:
 
 def check_percentile(q: float | None) -> None:
     """An error for a percentile that was given as a fraction."""
-    if q is not None and 0 < q < 1:
+    if q is not None and 0.5 <= q < 1:
         raise ValueError(f"--q {q:g} is a percentile, from 0 to 100, not a fraction: use --q {100 * q:g}")
 
 
