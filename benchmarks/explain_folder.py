@@ -2,11 +2,10 @@
 
     python benchmarks/explain_folder.py PHOTOS [--against OTHER/src] [--rounds 3] [--method rectgrad]
 
-Runs the command in a process of its own, so that another checkout can be measured too: `git worktree add OTHER
-COMMIT`, then `--against OTHER/src`. The two take turns, and the ratio of the medians is printed. Photos per second
-are counted from the first result to the last, so without imports and loading the model; `whole command` includes
-them. Memory is the resident size after a fifth of the photos and at the end: level if the two agree. 500 photos take
-about a minute on two cores. Linux.
+Runs the command in a process of its own, so that another checkout can be measured too: `git worktree add
+OTHER COMMIT`, then `--against OTHER/src`. They take turns, and the ratio of the medians is printed. Photos
+per second are counted from the first result to the last, without imports and loading the model; `whole
+command` includes them. Memory is the resident size after a fifth of the photos and at the end. Linux.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ HERE = Path(__file__).parents[1] / "src"
 
 
 class Measured(NamedTuple):
-    """Photos per second, from first to last result and of the whole command; megabytes early and at the end."""
+    """Photos per second, from first to last result and of the whole command; megabytes early and late."""
 
     rate: float
     whole: float

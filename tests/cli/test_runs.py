@@ -345,6 +345,16 @@ def test_a_result_names_the_weights_that_made_it():
     assert fingerprint(buffered) != same
 
 
+def test_other_weights_of_the_same_model_are_explained_again(tmp_path):
+    photo(tmp_path / "cat.png")
+    sources = files.sources([str(tmp_path / "cat.png")])
+    plan = Plan(load(TINY), Explain(rectgrad.RectGrad(q=60)), tmp_path / "out")
+    assert [run_plan(plan, sources, lambda *_: None) for _ in range(2)] == [1, 0]
+    with torch.no_grad():
+        plan.model.module[0].weight[0, 0, 0, 0] += 1e-3
+    assert run_plan(plan, sources, lambda *_: None) == 1
+
+
 def test_each_photo_has_its_own_result_whatever_it_is_called(run, tmp_path):
     listed = "a.jpg a.png a.jpg.png A.JPG n1/a.jpg a.png.bmp ä.png a\u0308.png a.json.png".split()
     listed += ["c.bmp", "c.png/d.png"]  # a folder named like the result of c.bmp

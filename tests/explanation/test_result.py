@@ -35,7 +35,8 @@ def test_a_saved_picture_and_saved_data(tmp_path):
     found = rectgrad.explain(X, tiny(), target=2, q=60)
     assert found.save(tmp_path / "new" / "a.png") == tmp_path / "new" / "a.png"
     with Image.open(tmp_path / "new" / "a.png") as picture:
-        assert np.array_equal(np.asarray(picture), np.asarray(found.show()))
+        difference = np.asarray(picture).astype(int) - np.asarray(found.show())
+        assert abs(difference).max() <= 2  # rounded, for a smaller file
     found.save(str(tmp_path / "a.npz"))
     with np.load(tmp_path / "a.npz") as data:
         assert np.array_equal(data["map"], found.map.numpy())

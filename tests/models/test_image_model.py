@@ -1,5 +1,7 @@
 """Pictures in, class names out."""
 
+import re
+
 import numpy as np
 import pytest
 import skimage.data
@@ -7,7 +9,7 @@ import torch
 from PIL import Image
 
 from model_helpers import model_of, one_line
-from rectgrad.models import CifarCNN, ModelUnavailableError, load
+from rectgrad.models import CifarCNN, ModelUnavailableError, classes, load
 
 # Pictures in
 
@@ -83,10 +85,20 @@ def test_impossible_inputs_are_refused(wrong):
         ("tiger c", 282),
         ("tinca", 0),
         ("toilet paper", 999),
+        ("bus", 779),  # school bus; also in minibus and trolleybus
     ],
 )
 def test_find_class(lite0, wanted, index):
     assert lite0.find_class(wanted) == index
+
+
+def test_cats_come_before_oystercatchers(lite0):
+    with pytest.raises(ValueError) as error:
+        lite0.find_class("cat")
+    listed = re.findall(r"(\d+) ", str(error.value))
+    assert {281, 282, 283, 284, 285} <= set(map(int, listed[:7]))
+    found = [lite0.label(i) for i in classes.search(lite0.names(), "cat")]
+    assert found.index("tabby") < found.index("catamaran") < found.index("oystercatcher")
 
 
 @pytest.mark.parametrize(

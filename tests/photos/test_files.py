@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from skimage.metrics import structural_similarity
 
 from rectgrad.photos import files
 from rectgrad.photos.stream import batches, prefetch
@@ -98,6 +100,25 @@ def test_leftovers_of_a_killed_run_go_away_and_those_of_a_live_one_stay(tmp_path
     touch(tmp_path, dead.name, alive.name)
     files.remove_partial_files(tmp_path)
     assert os.listdir(tmp_path) == [alive.name]
+
+
+def test_pictures_are_small_and_look_the_same(tmp_path):
+    """A photo that is enlarged smoothly, as on the sheets, beside a colour bar and a white page."""
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 255, (24, 24, 3), dtype=np.uint8)).resize(
+        (224, 224), Image.Resampling.BICUBIC
+    )
+    page = Image.new("RGB", (600, 480), "white")
+    page.paste(small.resize((448, 448), Image.Resampling.LANCZOS), (10, 10))
+    page.paste(Image.linear_gradient("L").resize((20, 448)), (500, 10))
+    page.save(tmp_path / "plain.png", compress_level=3)
+    files.save_picture(page, tmp_path / "saved.png")
+    with Image.open(tmp_path / "saved.png") as picture:
+        saved = np.asarray(picture)
+    assert abs(saved.astype(int) - np.asarray(page)).max() <= 2
+    assert (saved[0, 0] == 255).all()
+    assert structural_similarity(saved, np.asarray(page), channel_axis=2) > 0.99
+    assert (tmp_path / "saved.png").stat().st_size < 0.6 * (tmp_path / "plain.png").stat().st_size
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])

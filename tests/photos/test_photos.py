@@ -1,7 +1,9 @@
 """Reading photos: every usual kind of file, upright and in 8-bit RGB, or one sentence about why not."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,3 +150,11 @@ def test_reading_changes_no_state_of_the_process(tmp_path):
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["(10000, 10000) []", "True"]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device that never ends")
+def test_a_device_or_a_pipe_is_no_photo(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for path in ("/dev/zero", tmp_path / "pipe.jpg"):
+        with pytest.raises(photos.UnreadableImageError, match="not a file"):
+            photos.read(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -24,6 +25,7 @@ from rectgrad.explanation.result import PICTURES
 from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import name_of, plain_value
+from rectgrad.photos import names
 
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -125,7 +127,7 @@ def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
 
 
 def _next_step(record: Json, images: list[str] | None) -> str:
-    photo = "PHOTO" if images is None else f"'{images[0]}'" if " " in images[0] else images[0]
+    photo = "PHOTO" if images is None else shlex.quote(names.readable(images[0]))
     better = recommended("why this class")
     if record["caution"] and better != record["settings"]["method"]:
         return f"Next: {_program()} explain {photo} --method {better}  (why this class)"
