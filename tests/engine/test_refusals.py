@@ -320,6 +320,9 @@ BY_HAND: dict[str, tuple[Callable, str]] = {
     "(x + |x|) / 2": (lambda h: (h + h.abs()) / 2, "by hand.*abs"),
     "tanh only": (torch.tanh, "tanh"),
     "none": (lambda h: h, "no activation"),
+    "unknown": (lambda h: torch.hypot(h, h.sinc()).cumsum(1), r"unknown call is one \(sinc, hypot\)"),
+    "many unknown": (lambda h: h.sinc().deg2rad().i0().lgamma(), r"one \(sinc, deg2rad, i0\)"),
+    "by hand and unknown": (lambda h: h.sinc() * (h > 0), r"by hand \(.*\) or an unknown .* \(sinc\)"),
 }
 
 

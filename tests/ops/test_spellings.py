@@ -492,6 +492,25 @@ CONV = {
     "half of it each": lambda x, weight, bias: F.conv2d(F.pad(x, (1, 1)), weight, bias, padding=(1, 0)),
 }
 
+# A bias that is added after the layer. Rounded twice: equal but for that.
+ADDED_BIAS = {
+    "x @ w + b": ("affine", F.linear, lambda x, weight, bias: x @ weight.t() + bias),
+    "b + x @ w": ("affine", F.linear, lambda x, weight, bias: bias + x.matmul(weight.T)),
+    "F.linear + b": ("affine", F.linear, lambda x, weight, bias: F.linear(x, weight) + bias),
+    "two biases": ("affine", F.linear, lambda x, weight, bias: x @ weight.t() + bias / 4 + 3 * bias / 4),
+    "einsum + b": ("affine", F.linear, lambda x, weight, bias: torch.einsum("bi,oi->bo", [x, weight]) + bias),
+    "conv + b": (
+        "conv",
+        convolution,
+        lambda x, weight, bias: F.conv2d(x, weight, padding=1) + bias[:, None, None],
+    ),
+    "conv += b": (
+        "conv",
+        convolution,
+        lambda x, weight, bias: F.conv2d(x, weight, padding=1).add_(bias.view(1, -1, 1, 1)),
+    ),
+}
+
 NORM = {
     "nn.BatchNorm2d": batch_norm,
     "F.batch_norm": lambda x, n: F.batch_norm(
@@ -559,6 +578,15 @@ def test_linear_with_bias(first, spelling, method):
 @spellings(CONV)
 def test_conv(first, spelling, method):
     check(method, "conv", first, spelling)
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("name", ADDED_BIAS)
+def test_a_bias_that_is_added_after_the_layer(name, method):
+    step, first, spelling = ADDED_BIAS[name]
+    expected = first_map(method, step, first, 2)
+    given = maps(method, pictures(), **{step: spelling})
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10 * expected.abs().max().item())
 
 
 @EVERY_METHOD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -109,7 +109,7 @@ class Pass:
             finally:
                 state.rules, state.observe = {}, None
         if method.rectifies and not state.ran & ops.RECTIFIERS:
-            raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace.by_hand))
+            raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace))
         return tuple(
             torch.zeros_like(x) if R is None else R.detach().to(x)
             for R, x in zip(grads, self._inputs, strict=True)
@@ -220,11 +220,14 @@ class RecordedPass(Pass):
             return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
 
 
-def nothing_rectified(method: str, by_hand: Iterable[str]) -> str:
-    seen = f"no rectifier, unless one is written by hand ({', '.join(by_hand)})" if by_hand else None
+def nothing_rectified(method: str, trace: Trace) -> str:
+    by_hand, unknown = trace.by_hand, trace.unknown()[:3]
+    perhaps = [f"one is written by hand ({', '.join(by_hand)})"] if by_hand else []
+    perhaps += [f"an unknown call is one ({', '.join(unknown)})"] if unknown else []
+    seen = f"no rectifier, unless {' or '.join(perhaps)}" if perhaps else "no activation"
     return (
-        f"{method} found nothing to rectify between the score and the input: {seen or 'no activation'}; its "
-        "map would be the plain gradient. Use method 'saliency' for that, or write the activation as relu."
+        f"{method} found nothing to rectify between the score and the input: {seen}; its map would be "
+        "the plain gradient. Use method 'saliency' for that, or write the activation as relu."
     )
 
 

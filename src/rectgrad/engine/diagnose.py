@@ -163,7 +163,7 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
     layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
     warn(
         f"the relevance of sample {request.number(i)} sums to {float(total[i]):.4g} at the input and to "
-        f"{score:.4g} at the score: it explodes at layer {layer!r}, whose output is nearly zero"
+        f"{score:.4g} at the score: it explodes at layer {layer!r}, where outputs are nearly zero or cancel"
     )
 
 

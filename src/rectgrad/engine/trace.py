@@ -70,6 +70,11 @@ class Trace:
         rows = zip(self.rows, self.layers(), strict=True)
         return [layer for row, layer in rows if row.rule == "plain" and not row.linear]
 
+    def unknown(self) -> list[str]:
+        """The names of calls that belong to no family, each once: one of them may be an activation."""
+        known = ops.ROUTING | ops.BY_HAND | ops.NEW_TENSORS
+        return list(dict.fromkeys(row.name for row in self.rows if not row.family and row.name not in known))
+
     def table(self, all: bool = False) -> str:
         """One line for each call: op, layer, shape, rule. A long table is cut to a screenful unless `all`."""
         lines = [("op", "layer", "shape", "rule")]

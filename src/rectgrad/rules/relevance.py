@@ -1,7 +1,8 @@
 """Epsilon-LRP: R_i = sum_j x_i w_ij R_j / (z_j + epsilon * sign(z_j)), z with bias.
 
 What travels is c = relevance / value, so that the relevance of a tensor is value * c and each step is a
-plain gradient with factors:
+plain gradient with factors. R is the relevance in the formula above; in the code, as in every rule, R is what
+arrives at an op, which is c here:
 
     linear maps     c_x = J^T (c * |z| / (|z| + epsilon))
     activations     c_z = c * a / z                     relevance passes unchanged
