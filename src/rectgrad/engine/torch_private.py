@@ -82,11 +82,6 @@ transform_active: Callable[[], bool] = _choose(
     "_C._are_functorch_transforms_active",
     lambda: torch._C._functorch.peek_interpreter_stack() is not None,
 )
-storage_of: Callable[[Tensor], int] = _choose(
-    "tell storages apart",
-    lambda storage: storage(_x) == storage(_x[1:]) != storage(torch.zeros(2)),
-    lambda x: x.untyped_storage()._cdata,
-)
 is_view: Callable[[Tensor], bool] = _choose(
     "ask whether a tensor is a view", lambda asks: asks(_x[1:]) and not asks(_x), methodcaller("_is_view")
 )
