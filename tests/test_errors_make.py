@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
-OLD = '#!/bin/sh\nif [ "$1" = --version ]; then echo Python 3.9.18; else exit 1; fi\n'
+OLD = f"""#!/bin/sh
+if [ "$1" = --version ]; then echo Python 3.9.18; fi
+if [ "$1" = -c ]; then exec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18); $2"; fi
+"""
 NEW = """#!/bin/sh
 if [ "$1" = -m ]; then
   mkdir -p .venv/bin
