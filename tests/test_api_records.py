@@ -53,6 +53,28 @@ def test_a_record_does_not_grow_with_its_targets():
     assert len(kept.trace.rows) == rows
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_record_answers_each_question_as_if_it_were_the_only_one(first):
+    """Which activation is the last depends on the output that is explained."""
+
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 30), nn.Linear(30, 30), nn.Linear(30, 1)
+
+        def forward(self, x):
+            h = self.a(x).relu()
+            return self.c(h), self.c(self.b(h).relu())
+
+    torch.manual_seed(0)
+    model, x = TwoHeads().eval(), torch.randn(2, 6)
+    kept = rectgrad.record(model, x)
+    for head in (first, 1 - first):
+        target = lambda outputs: outputs[head][:, 0]  # noqa: E731, B023
+        expected = rectgrad.attribute(model, x, "rectgrad_mod", target, q=50)
+        assert torch.equal(kept.attribute("rectgrad_mod", target, q=50), expected)
+
+
 def test_a_record_keeps_its_own_input():
     model, x = NETWORKS["plain_cnn"](0)
     expected = rectgrad.attribute(model, x, "gradient_x_input", 1)
@@ -69,6 +91,33 @@ def test_a_record_of_a_model_that_was_trained_since_says_so():
             parameter.add_(1)
     with pytest.raises(RuntimeError, match="changed after it was recorded"):
         kept.attribute("saliency", 1)
+
+
+def test_a_thread_does_not_answer_another_ones_question():
+    """One is half-way through its question when another asks the same record about another class."""
+    half_way, answered = threading.Event(), threading.Event()
+
+    def slow(outputs):
+        scaled = outputs * 2
+        half_way.set()
+        answered.wait(1.0)  # in vain, if the other has to wait
+        return scaled[:, 0]
+
+    model, x = NETWORKS["plain_cnn"](0)
+    kept = rectgrad.record(model, x)
+    first, second = (kept.attribute("guided_backprop", target) for target in (0, 1))
+    found = []
+
+    def other():
+        half_way.wait(10.0)
+        found.append(kept.attribute("guided_backprop", 1))
+        answered.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert torch.allclose(kept.attribute("guided_backprop", slow), 2 * first)
+    thread.join()
+    assert torch.equal(found[0], second)
 
 
 def test_two_functions_around_one_module_in_threads():

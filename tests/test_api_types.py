@@ -349,6 +349,16 @@ def test_the_rules_are_not_autocast() -> None:
     assert maps[0].tolist() == [float(w[0]), 0.0, 0.0]
 
 
+def test_a_matrix_product_in_a_rule_is_not_autocast() -> None:
+    class Scaled(rectgrad.GuidedBackprop):
+        def rules(self) -> Any:
+            return {"relu": lambda op, R: R @ (1.001 * torch.eye(4))}  # 1.0 in bfloat16
+
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = rectgrad.attribute(lambda x: F.relu(x).sum(1), torch.ones(2, 4), Scaled())
+    assert torch.allclose(maps, torch.full((2, 4), 1.001), rtol=0, atol=1e-6)
+
+
 # --- tensors made in inference mode ------------------------------------------------------------------------
 
 

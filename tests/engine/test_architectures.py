@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
@@ -142,3 +143,17 @@ def test_deeplift_refuses_experts_that_the_baseline_does_not_reach() -> None:
     model, inputs, kwargs = prepared(case)
     with pytest.raises(ValueError, match="ran other operations on the baseline"):
         maps(model, inputs, "deeplift", case, kwargs)
+
+
+OTHER_PATHS: dict[str, Callable[[nn.Module, Tensor, bool], Tensor]] = {
+    "another activation": lambda layer, x, positive: F.relu(layer(x)) if positive else F.elu(layer(x)),
+    "fewer tokens": lambda layer, x, positive: F.relu(layer(x[:, :3] if positive else x[:, :1])),
+}
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_deeplift_refuses_another_path_on_the_baseline(path: str) -> None:
+    """Also where both passes are of the same length, and one's shapes could be stretched to the other's."""
+    layer, x = nn.Linear(8, 5), torch.rand(2, 3, 8)
+    with pytest.raises(ValueError, match="ran other operations on the baseline"):
+        rectgrad.attribute(lambda x: OTHER_PATHS[path](layer, x, bool(x.sum() > 0)).mean(1), x, "deeplift", 1)

@@ -25,11 +25,14 @@ def alone(model: Any, x: Tensor, method: str, **options: Any) -> Tensor:
     return torch.cat([rectgrad.attribute(model, x[i : i + 1], method, 0, **options) for i in range(len(x))])
 
 
-def test_as_many_tokens_for_an_expert_as_samples() -> None:
+@pytest.mark.parametrize("first", [[-1, -1], [1, -1]], ids=["one expert", "a token for each expert"])
+def test_as_many_tokens_for_an_expert_as_samples(first: list[int]) -> None:
+    """The first sample alone may look as if an expert's rows were samples: one row, one sample."""
     model = unsettled(Experts)
     model.gate = None
     x = torch.randn(4, 2, 8, dtype=torch.float64)
-    x[:, :, 0] = torch.tensor([[-1, -1], [1, 1], [1, -1], [-1, 1]])
+    signs = [[-1, -1], [1, 1], [1, -1], [-1, 1]]
+    x[:, :, 0] = torch.tensor(sorted(signs, key=lambda each: each != first))
 
     def forward(x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
@@ -93,6 +96,22 @@ def test_weights_computed_before_the_call(form: str) -> None:
             model(*inputs)
             found = maps(model, inputs, "epsilon_lrp", case, kwargs)
     same(found, expected)
+
+
+@pytest.mark.parametrize("method", ["rectgrad", "guided_backprop", "deeplift"])
+def test_a_slope_computed_before_the_call(method: str) -> None:
+    """A PReLU is rectified, wherever its weight comes from."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 40), nn.PReLU(40), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)
+    ).double()
+    x = torch.randn(2, 6, dtype=torch.float64)
+    weights = {name: 1.0 * value for name, value in model.named_parameters()}
+    options = OPTIONS.get(method, {})
+    expected = rectgrad.attribute(model.eval(), x, method, 0, **options)
+    found = rectgrad.attribute(partial(call, model, weights), x, method, 0, **options)
+    assert bool((expected != 0).any())
+    same((found,), (expected,))
 
 
 class CosineAttention(nn.Module):

@@ -1,16 +1,18 @@
 """What the recorder cannot link goes to the bridge, is tried once, and leaves nothing behind."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import rectgrad
-from passes import METHODS, agree, by_bridge, made, relu_then_add, view_written
+from passes import METHODS, agree, bridging, by_bridge, made, relu_then_add, view_written
 
 
 class Reversed(torch.autograd.Function):
@@ -53,6 +55,13 @@ def stored(net, x):
     return out
 
 
+def accumulated(net, x):
+    """Data written into what was a constant."""
+    total, y = torch.zeros_like(x), F.relu(x)
+    total.add_(y)
+    return total * y
+
+
 def asked(net, x):
     return F.relu(x) if x.grad_fn is not None else x
 
@@ -67,6 +76,11 @@ def cut_by_data(net, x):
 
 def under_autocast(net, x):
     with torch.autocast("cpu", enabled=True):
+        return F.relu(x)
+
+
+def under_a_dispatch_mode(net, x):
+    with BaseTorchDispatchMode():
         return F.relu(x)
 
 
@@ -99,7 +113,8 @@ def indexed_into(net, x):
 
 BRIDGED = [
     *(view_written, viewed_then_written, through_a_function, without_gradient, hooked, stored),
-    *(asked, cut, cut_by_data, under_autocast, out_given, clamped, recurrent, strided, indexed_into),
+    *(asked, cut, cut_by_data, under_autocast, under_a_dispatch_mode, out_given, clamped, recurrent),
+    *(accumulated, strided, indexed_into),
 ]
 
 
@@ -244,6 +259,44 @@ def test_what_surrounds_the_call_goes_to_the_bridge(passes):
     assert passes == ["bridged"] * 3
 
 
+MATRIX = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def mixed(x):
+    return torch.einsum("ncij,cd->ndij", F.relu(x), MATRIX)
+
+
+def part_then_whole(net, x):
+    x[:, :2].mul_(mixed(x)[:, :2])
+    x[:].relu_()
+    return x
+
+
+def part_then_whole_apart(net, x):
+    return F.relu(torch.cat((x[:, :2] * mixed(x)[:, :2], x[:, 2:]), 1))
+
+
+def part_only(net, x):
+    y = mixed(x)
+    y[:, :2].relu_()
+    return y
+
+
+def part_only_apart(net, x):
+    y = mixed(x)
+    return torch.cat((F.relu(y[:, :2]), y[:, 2:]), 1)
+
+
+@pytest.mark.parametrize("method", ["rectgrad", "rectgrad_mod"])
+@pytest.mark.parametrize(
+    "steps", [(part_then_whole, part_then_whole_apart), (part_only, part_only_apart)], ids=["whole", "part"]
+)
+def test_which_activation_is_the_last_does_not_depend_on_where_it_writes(steps, method):
+    maps = [rectgrad.attribute(*made(step), method, target=1, q=30.0) for step in steps]
+    assert agree(*maps)
+    assert bool(maps[0].any())
+
+
 def doubled(x):
     return x * 2 + 1
 
@@ -305,6 +358,10 @@ def test_a_model_is_forgotten_with_the_model():
         assert backward._is_bridged(net)
         del net
     assert {id(ref()) for ref in backward._bridged.values() if ref() is not None} <= living.keys()
+    other, x = made(relu_then_add)
+    with bridging(other):
+        backward._bridged[id(other)] = weakref.ref(made(view_written)[0])  # as if that had been here before
+        assert not backward._is_bridged(other)
 
 
 def test_a_tensor_of_another_pass_is_no_link(passes):

@@ -3,6 +3,7 @@ nothing comes with a warning that says what would let something through."""
 
 import re
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from passes import by_bridge
 from refusals import FEW, INF, NAN, net, points, seeded
 
 pytestmark = [
@@ -57,9 +59,10 @@ class Root(nn.Module):
 
 # DeepLIFT's multiplier of a square root is finite everywhere.
 @pytest.mark.parametrize("name", [n for n in rectgrad.METHODS if n not in ("random", "deeplift")])
-def test_a_gradient_that_is_not_finite_behind_a_mask(name: str) -> None:
+@pytest.mark.parametrize("ask", [rectgrad.attribute, by_bridge])
+def test_a_gradient_that_is_not_finite_behind_a_mask(ask: Callable, name: str) -> None:
     with pytest.raises(ValueError, match=r"gradient arriving at layer 'gate'.*contains an infinity"):
-        rectgrad.attribute(seeded(lambda: Root().eval()), points(), name, 0, **FEW.get(name, {}))
+        ask(seeded(lambda: Root().eval()), points(), name, 0, **FEW.get(name, {}))
 
 
 @pytest.mark.parametrize("name", [n for n in rectgrad.METHODS if n not in ("random", "smoothgrad")])
@@ -166,7 +169,8 @@ def test_a_layer_whose_gradient_the_padding_trick_took_is_not_blamed() -> None:
     assert "passed nothing" not in said(model.eval(), torch.ones(1, 1, 6, 6))
 
 
-def test_one_silent_sample_among_others_is_named() -> None:
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_one_silent_sample_among_others_is_named(batch_size: int | None) -> None:
     model, x = narrow(20), points(3).abs()
     with torch.no_grad():
         model[0].weight.zero_()[0, 0] = model[0].weight[1, 1] = 1.0
@@ -175,4 +179,4 @@ def test_one_silent_sample_among_others_is_named() -> None:
     with torch.no_grad():
         model[2].weight.fill_(1.0)
     with pytest.warns(UserWarning, match="map of sample 1 is zero.*20 units"):
-        rectgrad.attribute(model, x, "rectgrad", 0, q=95)
+        rectgrad.attribute(model, x, "rectgrad", 0, q=95, batch_size=batch_size)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from rectgrad.engine.op import Rule
 
 ALL_PASS = {"tau": -1e30, "padding_trick": False, "multiply_by_input": False, "positive_only": False}
 RECTIFYING: dict[str, dict[str, Any]] = {"rectgrad": ALL_PASS, "guided_backprop": {}, "deconv": {}}
@@ -157,6 +158,17 @@ def test_nothing_passes_where_all_gates_are_at_their_ceiling(name: str, method: 
     v, g = rectgrad.attribute(model, two_inputs(), method, target=1, **RECTIFYING[method])
     assert bool((v > 0).all())
     assert bool((g == 0).all())
+
+
+def test_a_gate_keeps_its_derivative_whatever_a_rule_reads() -> None:
+    """Also where the rule for rectifiers asks for no tensors of the ReLU6."""
+
+    class Clamped(rectgrad.GuidedBackprop):
+        def rules(self) -> Any:
+            return dict.fromkeys(("relu", "relu6"), Rule(lambda op, R: R.clamp(min=0), "own", reads="shapes"))
+
+    maps = rectgrad.attribute(Gated(lambda v, z: v * (F.relu6(z + 3) / 6)), two_inputs(), Clamped(), target=1)
+    assert_same(maps, plain_gradient(Gated(lambda v, z: v * F.hardsigmoid(z))))
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "epsilon_lrp"])

@@ -11,9 +11,31 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import rectgrad
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "interrupts.py"
 COUNT = 150
+
+
+def test_an_interrupt_that_became_another_error_ends_the_call():
+    """A model's own clean-up fails while the interrupt is on its way up: it is an interrupt all the same."""
+    runs = []
+
+    def model(x):
+        runs.append(len(x))
+        try:
+            if len(runs) == 1:
+                raise KeyboardInterrupt
+        finally:
+            if len(runs) == 1:
+                raise RuntimeError("the clean-up failed")
+        return torch.relu(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        rectgrad.attribute(model, torch.ones(1, 30), "guided_backprop", 0)
+    assert runs == [1]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")

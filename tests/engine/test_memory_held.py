@@ -4,6 +4,7 @@ Where the garbage collector is off, memory must be freed by reference counting a
 reference cycle would fill a GPU before Python looks for cycles.
 """
 
+import dataclasses
 import gc
 import itertools
 import sys
@@ -66,6 +67,7 @@ def net(middle: nn.Module | None = None, inplace: bool = False) -> nn.Sequential
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: net().eval(),
+    "graph of its own": lambda: net(nn.Softsign()).eval(),
     "in-place": lambda: net(inplace=True).eval(),
     "bridged": lambda: net(Bridged()).eval(),
     "training": lambda: net().train(),
@@ -131,6 +133,30 @@ def test_a_call_frees_its_activations(name, method):
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("name", NETWORKS)
+def test_activations_are_freed_as_the_gradient_goes_back(name):
+    """Half-way down, the memory of the layers above is free for the gradients of those below."""
+    torch.manual_seed(0)
+    model = NETWORKS[name]()
+    seen, alive = Activations(model), []
+
+    class Watched(rectgrad.GuidedBackprop):
+        def rules(self):
+            def watched(op, R):
+                last = seen.storages[-len(model) :]  # a model that needs the bridge runs twice
+                alive.append({layer for layer, ref in enumerate(last) if not ref.expired()})
+                return rule(op, R)
+
+            rule = super().rules()["relu"]
+            return {"relu": dataclasses.replace(rule, apply=watched)}
+
+    rectgrad.attribute(model, X, Watched(), 1)
+    at_the_later, at_the_earlier = alive
+    assert 5 in at_the_later  # the instrument: what the later ReLU made is still there
+    assert at_the_earlier <= {0, 1, 2, 8}  # made by the earlier one and the layers before it, and the outputs
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_call_that_fails_frees_its_activations(name):
     torch.manual_seed(0)
     model = NETWORKS[name]()
@@ -155,6 +181,18 @@ def test_a_deleted_record_frees_everything(name):
     del kept
     assert ref() is None
     assert seen.alive() == (0, 0)
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_record_does_not_collect_what_its_targets_compute(name):
+    torch.manual_seed(0)
+    kept, head = rectgrad.record(NETWORKS[name](), X), nn.Sequential(nn.Linear(5, 7), nn.ReLU()).eval()
+    seen, alive = Activations(head), []
+    for _ in range(4):
+        kept.attribute("guided_backprop", lambda outputs: head(outputs).sum(1))
+        alive.append(seen.alive()[1])
+    assert alive[-1] <= alive[0]
 
 
 def engine_objects() -> Counter[str]:

@@ -225,6 +225,16 @@ def made_without_torch_function(h: Tensor) -> Tensor:
 CASES["made_without_torch_function"] = Case(made_without_torch_function, UNSEEN)
 
 
+def cut_in_a_thread(h: Tensor) -> Tensor:
+    """What is detached is a constant, also where nobody saw that it was."""
+    constant = h.clone()
+    in_a_thread(constant.detach_)
+    return h * constant
+
+
+CASES["cut_in_a_thread"] = Case(cut_in_a_thread, UNSEEN)
+
+
 # --- custom autograd functions and checkpoints -------------------------------------------------------------
 
 

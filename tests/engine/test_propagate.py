@@ -9,7 +9,9 @@ from torch import nn
 
 import rectgrad
 from networks import NETWORKS
+from passes import by_bridge
 from rectgrad import ops
+from rectgrad.engine.op import Rule
 
 
 def small():
@@ -34,6 +36,27 @@ def test_backward_inside_the_context_leaves_the_parameters_alone():
     assert torch.equal(x.grad, rectgrad.attribute(model, x, "deconv", target=1))
     assert all(p.grad is None for p in model.parameters())
     assert [row.rule for row in trace.rows] == ["plain", "<lambda>", "plain", "plain", "plain", "plain"]
+
+
+@pytest.mark.parametrize("way", ["propagate", "recorded", "bridged"])
+def test_a_rule_acts_on_the_ops_that_concern_it_alone(way):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x = torch.randn(2, 4, requires_grad=True)
+    nothing = Rule(lambda op, R: 0 * R, "nothing", concerns=lambda op: op.shape[-1] > 8)
+    doubled = Rule(lambda op, R: 2 * op.vjp(R)[0], "doubled", concerns=lambda op: op.shape[-1] == 8)
+
+    class Own(rectgrad.GuidedBackprop):
+        def rules(self):
+            return {"relu": doubled, "linear": nothing}
+
+    expected = 2 * rectgrad.attribute(model, x, "saliency", target=1)
+    if way == "propagate":
+        with rectgrad.propagate({"relu": doubled, "linear": nothing}):
+            model(x)[:, 1].sum().backward()
+        assert torch.allclose(x.grad, expected)
+    else:
+        ask = rectgrad.attribute if way == "recorded" else by_bridge
+        assert torch.allclose(ask(model, x, Own(), target=1), expected)
 
 
 def test_the_trace_prints_op_layer_shape_and_rule():
@@ -181,6 +204,13 @@ def test_layer_attributions_average_tokens_over_their_last_dimension():
     model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Flatten(), nn.Linear(45, 2)).eval()
     ((name, values),) = rectgrad.layer_attributions(model, torch.randn(3, 5, 6), "rectgrad", target=0)
     assert (name, values.shape) == ("1", (3, 5))
+
+
+def test_layer_attributions_average_channels_where_no_layer_comes_first():
+    """An activation of the image itself has its channels where the image has them."""
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(36, 2)).eval()
+    ((name, values),) = rectgrad.layer_attributions(model, torch.rand(3, 2, 6, 5), "saliency", target=0)
+    assert (name, values.shape) == ("0", (3, 6, 5))
 
 
 def test_layer_attributions_follow_the_method():

@@ -116,6 +116,10 @@ def clamped_by_data(net, x):
     return F.relu(x.clamp(x.mean(), max=x.amax((2, 3), keepdim=True)))
 
 
+def of_two_types(net, x):
+    return F.relu(x + F.linear(x.float(), torch.eye(6)))
+
+
 def added_in_place(net, x):
     y = F.relu(x)
     z = net.conv.weight.mean() * y
@@ -138,7 +142,7 @@ def under_a_mode(net, x):
 
 LINKED = [
     *(relu_then_add, several, masked, gated, normed, pooled),
-    *(attentive, smooth, picked, turned, clamped_by_data, added_in_place, under_a_mode),
+    *(attentive, smooth, picked, turned, clamped_by_data, of_two_types, added_in_place, under_a_mode),
 ]
 
 
@@ -199,6 +203,22 @@ def test_somebodys_own_rule_for_an_op_is_asked(family):
     recorded = rectgrad.record(model, inputs).attribute(Own(**options), target=0)
     assert len(seen) == 2 * calls
     assert torch.equal(maps, recorded)
+
+
+@pytest.mark.parametrize("ask", [rectgrad.attribute, by_bridge])
+def test_a_map_is_detached_whatever_a_rule_returns(ask):
+    factor = torch.ones((), requires_grad=True)
+
+    class Own(rectgrad.GuidedBackprop):
+        def rules(self):
+            def own(op, R):
+                with torch.enable_grad():
+                    return factor * R
+
+            return {"relu": own}
+
+    model = nn.Sequential(nn.ReLU(), nn.Linear(4, 3)).eval()
+    assert not ask(model, torch.ones(2, 4), Own(), target=1).requires_grad
 
 
 def test_an_error_of_the_model_is_said_as_it_is():

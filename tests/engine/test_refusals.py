@@ -333,6 +333,16 @@ def test_a_model_without_a_known_activation(name: str, kind: str) -> None:
     refused(net(activation, also_relu=False), name, "nothing to rectify", words, "'saliency'", "relu")
 
 
+@pytest.mark.parametrize("name", ["rectgrad", "rectgrad_prr", "rectgrad_mod"])
+def test_padding_and_pooling_are_no_activations(name: str) -> None:
+    """These have rules too, and yet nothing is rectified."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    ).eval()
+    with pytest.raises(UnsupportedModelError, match="nothing to rectify"):
+        rectgrad.attribute(model, torch.randn(2, 1, 6, 6), name)
+
+
 @pytest.mark.parametrize("name", RECTIFYING)
 def test_an_activation_that_the_score_does_not_pass_does_not_count(name: str) -> None:
     class Aside(nn.Module):

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from rectgrad.engine import torch_private
 
@@ -121,6 +122,18 @@ def test_hooks_that_cannot_be_seen_are_removed_after_an_interrupt(
         count = module.packing.count
         torch.zeros(1, requires_grad=True).exp()
     assert (len(packed), module.packing.count) == (1, count)
+
+
+def test_modes_are_restored_whatever_an_interrupt_left() -> None:
+    """One taken off by torch for the moment is put back, one that was left behind is removed."""
+    with BaseTorchFunctionMode(), BaseTorchFunctionMode():
+        modes = torch_private.active_function_modes()
+        torch_private._pop_function_mode()
+        torch_private.restore_function_modes(modes)
+        assert torch_private.active_function_modes() == modes
+        torch_private._push_function_mode(BaseTorchFunctionMode())
+        torch_private.restore_function_modes(modes)
+        assert torch_private.active_function_modes() == modes
 
 
 def test_no_other_file_names_private_parts() -> None:

@@ -183,12 +183,13 @@ def test_a_batch_norm_is_folded_through_a_change_of_shape():
     assert (lrp(model, x) - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+@pytest.mark.parametrize("beside", [nn.Identity(), nn.ReLU()])
 @pytest.mark.parametrize("epsilon", [1e-4, 0.1])
-def test_a_layer_with_two_readers_is_not_folded(epsilon):
+def test_a_layer_with_two_readers_is_not_folded(epsilon, beside):
     """y = linear(x) goes into a norm and past it: y, norm(y) and their sum are each a sum of their own."""
     linear, norm, head = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
     net = Apply(
-        lambda self, x: self.head((self.norm(y := self.linear(x)) + y).relu()),
+        lambda self, x: self.head((self.norm(y := self.linear(x)) + beside(y)).relu()),
         linear=linear,
         norm=norm,
         head=head,
@@ -200,10 +201,11 @@ def test_a_layer_with_two_readers_is_not_folded(epsilon):
 
     with torch.no_grad():
         y = linear(x)
-        normed = norm(y)
-        score = head((normed + y).relu())[:, 1:2]
-        at_sum = head.weight[1] * stable(score) * (normed + y > 0) * stable(normed + y)
+        normed, other = norm(y), beside(y)
+        total = normed + other
+        score = head(total.relu())[:, 1:2]
+        at_sum = head.weight[1] * stable(score) * (total > 0) * stable(total)
         scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-        at_y = at_sum * stable(normed) * scale + at_sum
+        at_y = at_sum * stable(normed) * scale + at_sum * (other / y)
         expected = x * ((at_y * stable(y)) @ linear.weight)
     torch.testing.assert_close(lrp(model, x, epsilon=epsilon), expected)

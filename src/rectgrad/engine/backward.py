@@ -96,7 +96,7 @@ class Pass:
         """The gradient of the scores by the method's rules, one tensor for each input. without: a family that
         gets no rule."""
         state = self.state
-        with self.lock, no_inference_mode():
+        with no_inference_mode():
             for op in self.ops:
                 op.facts = NO_FACTS
             state.rules = as_rules(method.rules(), without)

@@ -127,7 +127,6 @@ class Recorder(ForwardMode):
             lambda: "all" if rules is None else "shapes", reads
         )  # what is kept of an op
         self.failed = False  # a call raised: a model that catches it may have taken another path
-        self._shared: set[int] = set()  # storages of more than one linked tensor
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
@@ -259,12 +258,12 @@ class Recorder(ForwardMode):
         if self._reads[op.family] == "all":
             op.inputs = tuple([x.detach() for x in kept])
         if type(result) is Tensor:
-            return self._made(op, result, kept, data[0] if writes else None)
+            return self._made(op, result, data[0] if writes else None)
         if not isinstance(result, (tuple, list)) or writes or not all(type(r) is Tensor for r in result):
             raise Unlinked(op.name)
-        return type(result)([self._made(copy.copy(op), r, kept, None) for r in result])
+        return type(result)([self._made(copy.copy(op), r, None) for r in result])
 
-    def _made(self, op: Op, result: Tensor, data: list[Tensor], target: Tensor | None) -> Tensor:
+    def _made(self, op: Op, result: Tensor, target: Tensor | None) -> Tensor:
         """Link one result of a call. target: the tensor that it overwrites."""
         if op.back is None:
             if not result.requires_grad:
@@ -276,9 +275,6 @@ class Recorder(ForwardMode):
             result = result.detach()
         if target is not None:
             return self._link(op, _without_graph(target.copy_, (result,), {}))
-        storage = storage_id(result)
-        if any(storage_id(x) == storage for x in data):
-            self._shared.add(storage)
         return self._link(op, result)
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
@@ -326,11 +322,10 @@ class Recorder(ForwardMode):
         first_written = not writes or (op.args and type(op.args[0]) is Slot)
         if not op.spec.own or hides or trains or "out" in op.kwargs or not first_written:
             raise Unlinked(name)
-        if writes:  # nobody else may see the tensor that is written
-            storage = storage_id(data[0])
-            if op.sources[0].family == "input" or torch_private.is_view(data[0]) or storage in self._shared:
-                raise Unlinked("an in-place call on shared values")
-            self._unshare(storage)
+        if writes:  # what shares its memory has another version afterwards, and is not read: see op_of
+            if torch_private.is_view(data[0]):
+                raise Unlinked("an in-place call on a view")
+            self._unshare(storage_id(data[0]))
 
     def _writable(self, target: Any) -> bool:
         """Whether a constant may be written: not the model's and the caller's tensors, which are restored

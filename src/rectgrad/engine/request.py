@@ -185,8 +185,7 @@ class Request:
     def _from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
         with closing(replace(self, passed=None).recording(method)) as passed:
             target = self.resolved(passed.outputs)
-            there = replace(self.at(baseline), bridged=isinstance(passed, BridgedPass))
-            with closing(there.recording(method)) as reference:
+            with closing(self.at(baseline).recording(method)) as reference:
                 if type(passed) is not type(reference):
                     raise Unlinked("only one of the two passes could be recorded")
                 baseline_scores, scores = reference.scores(target), passed.scores(target)
