@@ -314,7 +314,7 @@ class Recorder(ForwardMode):
             raise Refused(TRANSFORM)
         if not torch.is_grad_enabled() or autocast_active() or dispatch_modes():
             raise Unlinked(name)
-        if not writes and not op.kwargs and name in ops.SIMPLE:
+        if op.spec.own and not writes and not op.kwargs and name in ops.SIMPLE:
             return
         self._find_family(op)
         hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
