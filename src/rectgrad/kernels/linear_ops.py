@@ -251,13 +251,18 @@ class AvgPool:
         return out, None
 
 
+def _same_real(weight: Tensor, x: Tensor) -> bool:
+    """Both of one type, and not complex: that gradient needs a conjugate."""
+    return weight.dtype is x.dtype and not x.is_complex()
+
+
 def conv(x: Tensor, weight: Any, *given: Any) -> Conv | None:
-    fits = isinstance(weight, Tensor) and weight.dtype is x.dtype and given[1] != "same"
+    fits = isinstance(weight, Tensor) and _same_real(weight, x) and given[1] != "same"
     return Conv(x, weight, given) if fits and x.dim() == weight.dim() > 2 else None
 
 
 def linear(x: Tensor, weight: Any) -> Linear | None:
-    fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.dtype is x.dtype
+    fits = isinstance(weight, Tensor) and weight.dim() == 2 and _same_real(weight, x)
     return Linear(x, weight) if fits else None
 
 
