@@ -466,20 +466,18 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             request.region = region
             with no_inference_mode():
                 return work()
-        except (RuntimeError, ValueError, IndexError) as error:
-            if not _lacks_samples(request, error):
-                raise
-            raise ValueError(
-                f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to lack "
-                "the first dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
-                f"({' '.join(str(error).split())})"
-            ) from error
         except BaseException as error:
             if interrupted(error):
                 # Contexts that the interrupt left half open close now, not when the traceback is freed.
                 traceback.clear_frames(error.__traceback__)
                 if not isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt from error
+            elif isinstance(error, (RuntimeError, ValueError, IndexError)) and _lacks_samples(request, error):
+                raise ValueError(
+                    f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to lack "
+                    "the first dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
+                    f"({' '.join(str(error).split())})"
+                ) from error
             raise
         finally:
             _clean_up(region, modes, enabled, hooks, outer)
