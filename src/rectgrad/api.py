@@ -475,8 +475,8 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
             elif isinstance(error, (RuntimeError, ValueError, IndexError)) and _lacks_samples(request, error):
                 raise ValueError(
                     f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to "
-                    "lack the first dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
-                    f"({' '.join(str(error).split())})"
+                    "lack the first dimension, that of the samples, (N, ...); for one sample, give "
+                    f"inputs[None] ({' '.join(str(error).split())})"
                 ) from error
             raise
         finally:
