@@ -25,18 +25,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def url():
-    with explorer.served() as served:
-        yield served.url
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with explorer.browser() as browser:
-        yield browser
-
-
 @pytest.fixture
 def page(opened, url):
     found = explorer.page_of(opened, url)

@@ -35,18 +35,6 @@ FIRST_SCREEN = [
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 
 
-@pytest.fixture(scope="module")
-def url():
-    with explorer.served() as served:
-        yield served.url
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with explorer.browser() as browser:
-        yield browser
-
-
 def save(page, name: str, folder: Path) -> Path:
     """A screenshot, in few colours so that it is small."""
     path = Path(os.environ.get("RECTGRAD_SCREENSHOTS", folder), f"explorer-{name}.png")

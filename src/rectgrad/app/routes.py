@@ -125,7 +125,7 @@ class Explorer:
         return session
 
     def photo(self, session: Session, photo: str) -> Photo:
-        """The photo with an id: an upload of this session, a sample, or one of the folder."""
+        """The photo with an id: one that this visitor uploaded, a sample, or one of the folder."""
         kind, _, name = photo.partition(":")
         if photo in session.uploads:
             return session.uploads[photo]
@@ -154,6 +154,11 @@ class Explorer:
         prediction = known or (await self.opened(session, given))[0]
         self.sessions.look(session, prediction.digest)
         return prediction
+
+    async def asked(self, token: str, view: View) -> tuple[Session, Query, Prediction]:
+        """Who asks, what for, and what the network says about the photo."""
+        session, query = self.session(token), view.query()
+        return session, query, await self.prediction(session, view)
 
     async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
         """The result of a computation; it is stopped if the caller is."""
@@ -287,35 +292,28 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
     @app.post("/api/maps")
     async def maps(view: View, session: str = Header()) -> Response:
-        own = explorer.session(session)
-        query = view.query()
-        prediction = await explorer.prediction(own, view)
+        own, query, prediction = await explorer.asked(session, view)
         wanted = streams.Wanted(service, prediction, query, view.have, view.known, view.measure)
         return _stream(streams.maps(explorer.work, own.begin("maps"), wanted))
 
     @app.post("/api/layers")
     async def layers(view: View, session: str = Header()) -> Response:
-        own = explorer.session(session)
-        query = view.query()
-        prediction = await explorer.prediction(own, view)
+        own, query, prediction = await explorer.asked(session, view)
         return _stream(streams.layers(explorer.work, own.begin("layers"), service, prediction, query))
 
     @app.post("/api/sparsity")
     async def sparsity(view: View, session: str = Header()) -> Response:
-        own = explorer.session(session)
-        query = view.query()
-        prediction = await explorer.prediction(own, view)
+        own, query, prediction = await explorer.asked(session, view)
         return _stream(streams.sparsity(explorer.work, own.begin("sparsity"), service, prediction, query))
 
     @app.post("/api/script")
     async def python(view: View, session: str = Header()) -> dict[str, str]:
-        prediction, query = await explorer.prediction(explorer.session(session), view), view.query()
+        _, query, prediction = await explorer.asked(session, view)
         return {"script": script.lines(prediction, query, service.load_arguments(prediction.model))}
 
     @app.post("/api/download/{kind}")
     async def download(kind: Literal["png", "npz", "py"], view: View, session: str = Header()) -> Response:
-        query = view.query()
-        prediction = await explorer.prediction(explorer.session(session), view)
+        _, query, prediction = await explorer.asked(session, view)
         content = await _file(explorer, kind, prediction, query)
         name = quote(f"{Path(prediction.name).stem}-explained.{kind}")
         return Response(

@@ -123,9 +123,8 @@ class Recorder(ForwardMode):
         reads = {family: rule.reads for family, rule in (rules or {}).items()}
         if reads.get("relu6") == "shapes":
             reads["relu6"] = "output"  # it may be a gate
-        self._reads = defaultdict(
-            lambda: "all" if rules is None else "shapes", reads
-        )  # what is kept of an op
+        # What is kept of an op, by its family.
+        self._reads = defaultdict(lambda: "all" if rules is None else "shapes", reads)
         self.failed = False  # a call raised: a model that catches it may have taken another path
 
     def enter(self, x: Tensor) -> Op:
