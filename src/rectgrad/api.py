@@ -28,7 +28,6 @@ from rectgrad.engine.torch_private import (
     inner_model,
     map_tensors,
     no_inference_mode,
-    out_of_memory,
     remove_tensor_hooks,
     restore_function_modes,
     saved_tensor_hooks,
@@ -36,6 +35,7 @@ from rectgrad.engine.torch_private import (
     tensors_in,
 )
 from rectgrad.engine.trace import Trace, module_names
+from rectgrad.kernels.device import free_unused_memory, out_of_memory
 from rectgrad.methods.catalog import as_method
 from rectgrad.methods.method import Method
 
@@ -423,8 +423,7 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
             raise
     if request.region is not None:
         request.region.restore()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_unused_memory()
     return None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import rectgrad
-from rectgrad.engine.torch_private import out_of_memory
+from rectgrad.kernels.device import out_of_memory
 
 
 class Small(nn.Module):

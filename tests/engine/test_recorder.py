@@ -183,7 +183,6 @@ def test_a_rule_around_ours_is_asked_at_every_activation():
 
 @pytest.mark.parametrize("family", ["conv", "batch_norm"])
 def test_somebodys_own_rule_for_an_op_is_asked(family):
-    """Also where activation, batch norm and convolution could be merged."""
     seen = []
 
     class Own(rectgrad.RectGrad):

@@ -168,8 +168,8 @@ class Flips:
     def __init__(self, monkeypatch):
         self.layers, self.near_tau, inner = 0, 0, native.Native.rectify
 
-        def rectify(backend, a, R, rows, k, tau, rule, sums, within=None):
-            result = inner(backend, a, R, rows, k, tau, rule, sums, within)
+        def rectify(backend, a, R, rows, k, tau, rule, sums):
+            result = inner(backend, a, R, rows, k, tau, rule, sums)
             assert torch.equal(dense(result), Reference().rectify(a, R, rows, k, tau, rule, []))
             self.layers += 1
             s = SCORES[rule](a, R).reshape(rows, -1)
@@ -198,8 +198,8 @@ def test_most_layers_of_a_network_take_the_sparse_path(monkeypatch):
 
 
 def noting(gradient, paths):
-    def noted(op, R, within=None, norm=None):
-        grad, path = gradient(op, R, within, norm)
+    def noted(op, R, within=None):
+        grad, path = gradient(op, R, within)
         paths.append(path)
         return grad, path
 

@@ -310,21 +310,6 @@ def test_the_layers_of_a_pass_share_one_number():
     assert len(sums) == 3
 
 
-@pytest.mark.parametrize("layout", [contiguous, channels_last])
-def test_the_backend_masks_what_it_says_it_masks(layout):
-    a, R = pair(layout, contiguous, (2, 5, 6, 7))
-    assert BACKEND.masks(a)
-    within = ((1, 5), (0, 6))
-    mask = torch.zeros(6, 7, device=DEVICE)
-    mask[1:5, :6] = 1
-    for k, tau in ((150, None), (None, 0.2)):
-        result = BACKEND.rectify(a, R, 2, k, tau, "PR1", [], within)
-        same(result, Reference().rectify(a, R, 2, k, tau, "PR1", []) * mask)
-    assert not BACKEND.masks(a.flatten(1))
-    assert not BACKEND.masks(a.double())
-    assert not BACKEND.masks(a.transpose(2, 3))
-
-
 def test_a_negative_bit():
     """Kernels read the memory as it is."""
     a, R = pair(contiguous, contiguous, (2, 5, 6, 7))
@@ -395,28 +380,6 @@ def test_a_division_by_multiplication():
         _, magic, shift = cuda.divisor(n)
         for at in [0, 1, n - 1, n, 7 * n - 1, 7 * n, 2**31 - 2, 2**31 - 1]:
             assert (at * magic >> 32) >> shift == at // n
-
-
-WINDOWS = [((1, -1), (1, -1)), ((0, 99), (2, 99)), ((2, 3), (0, 1)), ((0, 99), (0, 99)), ((1, 2), (1, 1))]
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 1, 8, 40), (3, 300, 1, 3), (2, 9, 4, 1)])
-@pytest.mark.parametrize("layout_R", [contiguous, channels_last, odd_slice_of_channels_last])
-@pytest.mark.parametrize("layout_a", [contiguous, channels_last])
-def test_a_window_of_the_maps(layout_a, layout_R, shape):
-    """Beyond it nothing passes, and tau is that of all units."""
-    a, R = pair(layout_a, layout_R, shape)
-    assert cuda.has_maps(a)
-    for window in WINDOWS:
-        within = tuple(range(n)[slice(*ends)] for ends, n in zip(window, shape[2:], strict=True))
-        within = tuple((r.start, r.stop) for r in within)
-        mask = torch.zeros(shape[2:], device=DEVICE)
-        mask[within[0][0] : within[0][1], within[1][0] : within[1][1]] = 1
-        for rows in (shape[0], 1):
-            k = nearest(a, rows)
-            same(cuda.rectify(a, R, rows, k, within=within), plain(a, R, rows, k, "PR1") * mask)
-        result = cuda.rectify_constant(a, R, 0.25, within=within)
-        same(result, torch.where(a * R > 0.25, R, 0) * mask)
 
 
 def test_triton_is_not_imported_with_the_module():
@@ -509,20 +472,3 @@ def test_a_captured_graph_can_be_replayed():
         R.copy_(R.flip(0) * 1.5)
         graph.replay()
         same(result, plain(a, R, 4, 40_000, "PR1"))
-
-
-@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (64, 7, 1, 1), (1, 4, 5, 5), (300, 9), (6, 2, 3)])
-@pytest.mark.parametrize("has_factor", [True, False])
-def test_weights_times_a_batch_norms_scale(shape, has_factor):
-    torch.manual_seed(0)
-    weight = torch.randn(shape, device=DEVICE)
-    variance = torch.rand(shape[0] + 1, device=DEVICE)[1:] + 0.01  # not where a fast read would like it
-    factor = torch.randn(shape[0] + 1, device=DEVICE)[1:] if has_factor else None
-    scale = (variance.double() + 1e-3).rsqrt() * (1 if factor is None else factor.double())
-    wanted = weight.double() * scale.reshape(-1, *(1,) * (len(shape) - 1))
-    layouts = [weight, weight.transpose(0, 1).contiguous().transpose(0, 1)]
-    if len(shape) == 4:
-        layouts.append(weight.to(memory_format=torch.channels_last))
-    for given in layouts:
-        found = cuda.scaled(given, variance, factor, 1e-3)
-        assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=0)

@@ -12,6 +12,7 @@ import rectgrad
 from networks import NETWORKS
 from rectgrad import IntegratedGradients, Saliency, SmoothGrad
 from rectgrad.engine import points as copies
+from rectgrad.kernels import device
 from rectgrad.methods import Method
 from rectgrad.methods.control import bytes_of, generator_of
 
@@ -430,7 +431,7 @@ def test_out_of_memory_halves_the_copies(small, average, error, one_by_one):
     run, rows = watched(small[0], limited(8, error))
     method = AVERAGES[average](Saliency())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(copies.ROWS, "cpu", 32)
+        patch.setitem(device.ROWS, "cpu", 32)
         maps = rectgrad.attribute(run, small[1], method, 1)
     assert rows == [2, 2, 18, 16, 8, 8, 2]
     assert_close(maps, one_by_one(small[0], small[1], method, 1))
@@ -466,7 +467,7 @@ def test_bytes_limit_the_copies(small, average, monkeypatch, one_by_one):
     run, rows = watched(model)
     method = AVERAGES[average](Saliency())
     for k, expected in ((1, [2] * 10), (2, [2, 2, 4] + [4] * 3 + [2]), (4, [2, 2, 8, 8, 2])):
-        monkeypatch.setitem(copies.BYTES, "cpu", k * 2 * sum(sizes) * 4 + 16)
+        monkeypatch.setitem(device.BYTES, "cpu", k * 2 * sum(sizes) * 4 + 16)
         rows.clear()
         maps = rectgrad.attribute(run, x, method, 1)
         assert rows == expected
@@ -537,7 +538,7 @@ def test_an_incomplete_deeplift_names_the_sample_not_the_row():
 def test_points_are_made_as_they_are_needed(small, monkeypatch):
     """Fifty copies of a large batch are never there at once."""
     made, most = itertools.count(), []
-    monkeypatch.setitem(copies.ROWS, "cpu", 8)
+    monkeypatch.setitem(device.ROWS, "cpu", 8)
     noisy = SmoothGrad._noisy
 
     def counted(self, subject):

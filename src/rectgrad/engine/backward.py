@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from rectgrad import kernels, ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.facts import NO_FACTS, Graph, find_facts, find_merges
+from rectgrad.engine.facts import NO_FACTS, Graph, find_facts
 from rectgrad.engine.op import Op, Rules, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
 from rectgrad.engine.torch_private import map_tensors, no_inference_mode, under_mode
 from rectgrad.engine.trace import Trace
+from rectgrad.kernels.device import out_of_memory
 from rectgrad.kernels.sparse import dense
 
 if TYPE_CHECKING:
@@ -185,15 +186,10 @@ class RecordedPass(Pass):
         return scores.detach()
 
     def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
-        recorded, root, rules, backend = self.recorder.ops, self._root, self.state.rules, self.state.backend
         wanted = (*method.facts, "channels") if observed else method.facts
-        gates = method.rectifies and any(op.family == "relu6" for op in recorded)
+        gates = method.rectifies and any(op.family == "relu6" for op in self.recorder.ops)
         if wanted or gates:
-            find_facts(Graph.of_ops(root), ("gate", *wanted) if gates else wanted)
-        masks = rules.get("conv")
-        merges = backend.merges and rules.keys().isdisjoint(("linear", "batch_norm"))
-        if merges and not observed and (masks is None or masks.reads == "shapes"):
-            find_merges(recorded, root, rules, backend)
+            find_facts(Graph.of_ops(self._root), ("gate", *wanted) if gates else wanted)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         recorded, state = self.recorder.ops, self.state
@@ -242,7 +238,7 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
     except Unlinked:
         remember_bridged(request.model)
     except Exception as error:  # the bridge meets it again, unless the links were the cause
-        if torch_private.out_of_memory(error) or interrupted(error):
+        if out_of_memory(error) or interrupted(error):
             raise
     return None
 

@@ -227,6 +227,10 @@ class BridgeRecorder(ForwardMode):
         self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
         return result
 
+    def _copy(self, op: Op, own: Any) -> None:
+        super()._copy(op, own)
+        op.args, op.kwargs = map_tensors(own, (op.args, op.kwargs))
+
     def _enter(self, name: str, family: str | None, shape: Any, data: list[Tensor], op: Any = None) -> Any:
         """Add a row to the trace; returns the calling module."""
         module = calling_module(__file__) if self.named else None

@@ -9,7 +9,6 @@ needs an ordinary call's warnings and errors.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from rectgrad.engine.backward import Inputs, Maps, RecordedPass
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.engine.preserve import modules_in
 from rectgrad.engine.request import Request
-from rectgrad.kernels.linear_ops import constants
+from rectgrad.kernels.device import Graph
 
 REFUSED = "the model cannot be captured"
 
@@ -37,58 +36,13 @@ class NeedsOrdinaryCallError(Exception):
     """A replay found something that deserves the warnings or the error of an ordinary call."""
 
 
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that captures on a device: torch keeps workspaces for every stream that ever ran."""
-    return torch.cuda.Stream(device)
-
-
-class PassGraph:
-    """One CUDA graph of a method's forward and backward pass."""
-
-    def __init__(self, request: Request, method: Any) -> None:
-        self._inputs = tuple(x.detach().clone() for x in request.inputs)
-        self._device = device = self._inputs[0].device
-        self._index = torch.full((request.n,), -1, dtype=torch.long, device=device)
-        target = request.target if callable(request.target) else targets.Open(self._index)
-        request = replace(request, inputs=self._inputs, target=target)
-        self._capture(lambda: _pass(request, method))
-        self._last = torch.cuda.current_stream(device)
-
-    def _capture(self, work: Callable[[], tuple[Maps, Tensor, Tensor]]) -> None:
-        from rectgrad.kernels.cuda import one_scratch
-
-        current, stream = torch.cuda.current_stream(self._device), _stream(self._device)
-        stream.wait_stream(current)
-        self._graph = graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), torch.no_grad():
-            for _ in range(3):  # kernels are compiled and chosen, constants are made
-                work()
-            self._constants = tuple(constants.values())  # a graph reads them as long as it lives
-            torch.cuda.synchronize(self._device)
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                with one_scratch():
-                    self._raw, self.outputs, self._suspicious = work()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # the cause is reported, not its consequence
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        current.wait_stream(stream)
-
-    def run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor, Tensor]:
-        """The raw maps and the outputs for other inputs, and whether something calls for an ordinary call."""
-        stream = torch.cuda.current_stream(self._device)
-        if self._last != stream:
-            stream.wait_stream(self._last)
-        self._last = stream
-        with torch.no_grad():
-            for place, x in zip(self._inputs, inputs, strict=True):
-                place.copy_(x)
-            self._index.fill_(-1) if index is None else self._index.copy_(index)
-            self._graph.replay()
-            return tuple(x.clone() for x in self._raw), self.outputs.clone(), self._suspicious
+def captured_pass(request: Request, method: Any) -> Graph:
+    """The graph of a method's forward and backward pass. It reads the inputs and the classes to explain."""
+    inputs = tuple(x.detach().clone() for x in request.inputs)
+    index = torch.full((request.n,), -1, dtype=torch.long, device=inputs[0].device)
+    target = request.target if callable(request.target) else targets.Open(index)
+    request = replace(request, inputs=inputs, target=target)
+    return Graph(lambda: _pass(request, method), (*inputs, index))
 
 
 def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
@@ -119,7 +73,7 @@ class Capture(Generic[Inputs]):
             if x is not None
         ]
         self._lock = threading.Lock()
-        self._graph: PassGraph | None = None
+        self._graph: Graph | None = None
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         inner = method
@@ -128,11 +82,11 @@ class Capture(Generic[Inputs]):
         if request.inputs[0].is_cuda and inner.runs_model and request.n:
             self._graph = self._captured(request, inner)
 
-    def _captured(self, request: Request, method: Any) -> PassGraph:
+    def _captured(self, request: Request, method: Any) -> Graph:
         if method.per_sample and request.mixes(method):
             raise UnsupportedModelError(f"{REFUSED}: it folds other things into the batch")
         try:
-            return PassGraph(request, method)
+            return captured_pass(request, method)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{REFUSED}: {error}") from None
         except RuntimeError as error:
@@ -160,7 +114,7 @@ class Capture(Generic[Inputs]):
         if self._graph is None:
             self._check_model()
             raise NeedsOrdinaryCallError
-        index = None if asked is None or callable(asked) else targets.indices(self._graph.outputs, asked)
+        index = None if asked is None or callable(asked) else targets.indices(self._graph.result[1], asked)
         if self._method.one_backward:
             return self._method.finish(self._run(inputs, index)[0], inputs)
         if asked is None:  # the class is that of the clean inputs
@@ -170,11 +124,12 @@ class Capture(Generic[Inputs]):
 
     def _run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor]:
         assert self._graph is not None
-        raw, outputs, suspicious = self._graph.run(inputs, index)
+        raw, outputs, suspicious = self._graph.replay((*inputs, -1 if index is None else index))
+        fresh = tuple(x.clone() for x in raw), outputs.clone()
         self._check_model()  # while the device is at work
         if bool(suspicious):
             raise NeedsOrdinaryCallError
-        return raw, outputs
+        return fresh
 
     def _check_model(self) -> None:
         """Its weights and training flags."""

@@ -1,4 +1,4 @@
-"""When a map cannot be trusted: which layer made it not finite, or passed nothing, or lost its relevance.
+"""When a map cannot be trusted: which layer made it not finite, or passed nothing.
 
 The check is cheap: sums that are read once, at the end of a pass. Only a suspicion runs the pass again to
 find the layer.
@@ -40,7 +40,7 @@ def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, ma
     """No map from a NaN or an infinity: an error that names the first layer concerned."""
     outputs = scores if request.answer is None else request.answer
     looked_at = (*request.inputs, outputs, scores, *maps)
-    if _first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
+    if first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
     return _find(request, method, outputs)  # the same maps, if a sum overflowed and nothing else
@@ -57,7 +57,7 @@ def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
     return wrong if numbers else torch.ones_like(wrong)
 
 
-def _first_wrong(request: Request, wrong: Tensor) -> int | None:
+def first_wrong(request: Request, wrong: Tensor) -> int | None:
     """Where the first one is, or None; a capture remembers a flag instead of waiting for the device."""
     if request.suspicions is not None:
         request.suspicions.append(wrong.any())
@@ -92,7 +92,7 @@ def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
     """Name the layer that stopped a map that is zero, and what would let something through."""
     if not method.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
-    sample = _first_wrong(request, torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0))
+    sample = first_wrong(request, torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0))
     if sample is not None and (sentence := _stopped_at(request, method, sample)):
         warn(f"the map of sample {request.number(sample)} is zero: {sentence}")
 
@@ -130,56 +130,6 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
         return rule.advice(op, R, row)
     grad = first(rule.apply(op, R))
     return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
-
-
-def warn_if_incomplete(request: Request, trace: Trace, difference: Tensor) -> None:
-    """DeepLIFT's contributions should sum to the difference of the scores: say if they do not."""
-    error = trace.completeness_error
-    assert error is not None
-    if request.region is not None and request.region.trains:
-        return  # batch statistics are no function of the sample, which has its own warning
-    i = _first_wrong(request, error.abs() > 0.05 * difference.abs() + 1e-4)
-    if i is not None:
-        total, right = float(difference[i] + error[i]), float(difference[i])
-        plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
-        sums = f"DeepLIFT's map of sample {request.number(i)} sums to {total:.4g} instead of {right:.4g}"
-        warn(f"{sums}{plain}; another baseline may do better")
-
-
-EXPLODED = 100.0  # times the largest output
-
-
-def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None:
-    """Relevance should sum to about the score: say if it became much larger, and in which layer."""
-    if request.diagnosing or request.answer is None or not len(request.answer):
-        return
-    total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
-    largest = per_sample(request.answer.detach()).double().abs().amax(1)
-    i = _first_wrong(request, total.abs() > EXPLODED * largest)
-    if i is None:
-        return
-    score = float(request.resolved()(request.answer)[i])
-    layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
-    warn(
-        f"the relevance of sample {request.number(i)} sums to {float(total[i]):.4g} at the input and to "
-        f"{score:.4g} at the score: it explodes at layer {layer!r}, where outputs are nearly zero or cancel"
-    )
-
-
-def _exploding_layer(request: Request, method: Any, bound: float) -> str:
-    """The layer behind which relevance first exceeds a bound."""
-    readers: dict[int, Op] = {}
-    found: list[Op] = []
-
-    def look(op: Op, R: Tensor) -> None:
-        if not found and float((op.output.double() * R.double()).sum().abs()) > bound:
-            found.append(readers.get(id(op), op))
-        for source in op.sources:
-            readers.setdefault(id(source), op)
-
-    again = request.watched(look)
-    method.raw(again)
-    return again.trace.layer_of(found[0]) if found and again.trace is not None else "input"
 
 
 # Who collects the warnings of this thread, instead of raising them now.

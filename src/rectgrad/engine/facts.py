@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rectgrad import kernels
-from rectgrad.kernels.linear_ops import Conv, Scale
 from rectgrad.ops import RECTIFIERS
+from rectgrad.ops.table import CHANGES_SHAPE, CHANNELS_LAST, CHANNELS_SECOND
 
 if TYPE_CHECKING:
     from rectgrad.engine.op import Op
@@ -31,10 +30,6 @@ class Facts:
     folded: bool = False  # a linear layer whose only reader adds a bias or is a batch norm
     constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
     channels_last: bool = False  # the layer that made the activation keeps its channels last
-    norm: Scale | None = None  # a convolution: the batch norm whose scale goes into its weights
-    merged: bool = False  # that batch norm: the convolution before it applies its scale
-    conv: Op | None = None  # an activation: the convolution whose padding mask its kernel applies
-    masked: bool = False  # that convolution: its mask is applied
 
 
 NO_FACTS = Facts()  # of every op until something is known about it
@@ -93,15 +88,9 @@ class Graph:
         while len(self.readers[node]) == 1:
             (node,) = self.readers[node]
             op = self.ops.get(node)
-            if (self.kind(node) if op is None else op.name) not in _SHAPES:
+            if (self.kind(node) if op is None else op.name) not in CHANGES_SHAPE:
                 return op
         return None
-
-
-_SHAPES = frozenset(
-    "view unsafeview reshapealias transpose permute unsqueeze squeeze t alias reshape flatten unflatten "
-    "swapaxes swapdims movedim moveaxis contiguous".split()
-)
 
 
 def find_facts(graph: Graph, wanted: Iterable[str]) -> None:
@@ -151,42 +140,13 @@ def _find_folded(graph: Graph) -> None:
             facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
-# Where channels are, by what made them.
-_LAST = frozenset("addmm mm bmm nativelayernorm unsafeview linear matmul layer_norm rms_norm".split())
-_SECOND = frozenset("convolution nativebatchnorm nativegroupnorm conv conv_transpose batch_norm".split())
-
-
 def _find_channels(graph: Graph) -> None:
     """An activation's channels are where the nearest layer before it keeps them."""
     for node, op in graph.ops.items():
         if op.family in RECTIFIERS:
             kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
-            facts_of(op).channels_last = next(
-                (k in _LAST for k in kinds if k in _LAST or k in _SECOND), False
-            )
+            known = (kind in CHANNELS_LAST for kind in kinds if kind in CHANNELS_LAST | CHANNELS_SECOND)
+            facts_of(op).channels_last = next(known, False)
 
 
 _FINDERS = {"gate": _find_gates, "last": _find_last, "folded": _find_folded, "channels": _find_channels}
-
-
-def find_merges(ops: Sequence[Op], root: Op, rules: Iterable[str], backend: kernels.Backend) -> None:
-    """On a GPU: a batch norm's scale goes into the weights of the convolution before it, if these are fewer
-    numbers than its gradient; and the kernel of an activation applies the padding mask of the convolution
-    before it. Both only if nobody else reads the result in between."""
-    readers = [0] * len(ops)  # of an op's result, on the way to the score
-    readers[root.index] = 1
-    for op in reversed(ops[: root.index + 1]):
-        for source in op.sources if readers[op.index] else ():
-            readers[source.index] += 1
-    for op in (op for op in ops if readers[op.index] and op.sources):
-        source = op.sources[0]
-        if op.family == "batch_norm" and type(op.linear) is Scale:
-            if readers[source.index] == 1 and type(source.linear) is Conv and source.linear.merges(op.linear):
-                facts_of(source).norm = op.linear
-                facts_of(op).merged = True
-        elif "conv" in rules and op.family in RECTIFIERS and not op.facts.gate and len(op.shape) == 4:
-            if type(source.linear) is Scale and readers[source.index] == 1:
-                source = source.sources[0]
-            if type(source.linear) is Conv and readers[source.index] == 1 and backend.masks(op.output):
-                facts_of(op).conv = source
-                facts_of(source).masked = True

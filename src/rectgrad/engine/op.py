@@ -153,9 +153,7 @@ class Op:
     def vjp(self, R: Any, within: Region | None = None) -> tuple[Any, ...]:
         """The ordinary gradient: what autograd would pass to each of `inputs`. R counts `within` a region."""
         if self.linear is not None:
-            if self.facts.merged:
-                return (R,)
-            grad, self.path = self.linear.gradient(R, within, self.facts.norm)
+            grad, self.path = self.linear.gradient(R, within)
             return (grad,)
         if self.passes_sparse and self.back is not None:
             return self.back(R)

@@ -21,22 +21,12 @@ from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
 from rectgrad.engine.target import Picked, contrast
-from rectgrad.engine.torch_private import out_of_memory
 from rectgrad.engine.trace import Trace
+from rectgrad.kernels.device import limits, out_of_memory, rounding
 
 Ask = Callable[[Any, Request], Maps]
 
-# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
-# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
-# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
-BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
-ROWS = {"cpu": 64, "cuda": 1024}
 FEWEST = 4  # copies that are worth it, since the first one runs twice
-
-
-def _rounding(x: Tensor) -> float:
-    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits by default."""
-    return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
 
 
 def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -52,7 +42,7 @@ def agree(alone: Maps, together: Maps) -> bool:
     """Whether the outputs and the maps of one copy agree. Outputs are continuous: to rounding. Maps are not,
     where rounding moves a unit across a threshold: in the mean. Neither alone would do: saturated outputs
     hardly change."""
-    eps = max(map(_rounding, alone))
+    eps = max(map(rounding, alone))
     (outputs, other), *maps = zip(alone, together, strict=True)
     return _near(outputs, other, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in maps)
 
@@ -130,8 +120,5 @@ def separable(method: Any, request: Request) -> bool:
 def fitting(trace: Trace, inputs: Maps, device: torch.device) -> int:
     """How many copies make a pass within the limits."""
     numbers = sum(prod(row.shape) for row in trace.rows) + sum(x.numel() for x in inputs)
-    most, rows = (limits.get(device.type, limits["cpu"]) for limits in (BYTES, ROWS))
-    if device.type == "cuda":  # half of what is free, or held by torch without use
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
+    most, rows = limits(device)
     return max(1, min(most // max(1, numbers * inputs[0].element_size()), rows // len(inputs[0])))

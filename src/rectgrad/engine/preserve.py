@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 import operator
-import random
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from rectgrad.engine.op import storage_id
 from rectgrad.engine.torch_private import is_view, tensors_in
+from rectgrad.kernels.device import random_state, restore_random_state
 
 LONGEST = 10_000  # members of a list that is looked into, bytes of an array; more is data, not state
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, FunctionType, MethodType})
@@ -57,7 +57,13 @@ class Snapshot:
             for value in level:
                 if id(value) not in met:
                     met.add(id(value))
-                    inside += self._take(value)
+                    kind = type(value)
+                    if kind is nn.Parameter or kind is Tensor:  # nearly always, and there are hundreds
+                        self._tensors.append(value)
+                    elif kind is dict:
+                        self._dicts.append(value)
+                    else:
+                        inside += self._take(value)
             members = list(_chain(map(_values, self._dicts[first:])))
             self._values += members
             level = members + inside
@@ -236,7 +242,7 @@ class Region:
         self.keeper = Keeper(tuple)
 
     def open(self) -> None:
-        self._random = _random_state(self._device)
+        self._random = random_state(self._device)
         with self._guard:
             shared = self._active.get(self._key) or Snapshot(self._model)
             shared.users.add(self)
@@ -266,12 +272,10 @@ class Region:
                 shared.settled = True
 
     def restore(self) -> None:
-        """After a pass: what it wrote, and the random numbers (not a GPU's, while it captures)."""
+        """After a pass: what it wrote, and the random numbers."""
         self._target.restore()
         self.keeper.restore()
-        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        for write, state in self._random[: 3 if capturing else None]:
-            write(state)
+        restore_random_state(self._random, self._device)
 
     def close(self) -> None:
         self.restore()
@@ -301,14 +305,3 @@ def _asks_for_training(kind: type) -> bool:
     own = (vars(each).values() for each in kind.__mro__ if not each.__module__.startswith("torch."))
     functions = (value for value in _chain(own) if isinstance(value, FunctionType))
     return any("training" in function.__code__.co_names for function in functions)
-
-
-def _random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Of torch, Python, numpy and a GPU: functions that set it, and what they take."""
-    states: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
-    states.append((np.random.set_state, np.random.get_state(legacy=False)))
-    if device.type == "cuda":  # a seed and an offset: to ask for all of the state takes longer
-        generator = torch.cuda.default_generators[device.index]
-        states.append((generator.manual_seed, generator.initial_seed()))
-        states.append((generator.set_offset, generator.get_offset()))
-    return states

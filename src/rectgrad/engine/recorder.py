@@ -36,6 +36,7 @@ from rectgrad.ops.derivatives import DIRECT, relu_gradient, to_both
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
+_SLOTS = (Slot(0), Slot(1))
 
 
 class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
@@ -89,12 +90,15 @@ class ForwardMode(TorchFunctionMode):
         for op in self._holders.pop(storage, ()):
             if op.overwritten():
                 raise self.lost(f"a value that {op.name} needs was modified out of sight")
-            kept = op.inputs, op.needed, op._output, op.args, op.kwargs
-            copied = torch_private.map_tensors(lambda x: x.clone() if storage_id(x) == storage else x, kept)
-            op.inputs, op.needed, op._output, op.args, op.kwargs = copied
+            self._copy(op, lambda x: x.clone() if storage_id(x) == storage else x)
             op.note_versions()
             if op.linear is not None and op.inputs:
                 op.linear = linear_op(op, op.inputs[0])
+
+    def _copy(self, op: Op, own: Callable[[Tensor], Tensor]) -> None:
+        """What `_hold` was told that an op needs, as own copies."""
+        op.inputs, op.needed = tuple([own(x) for x in op.inputs]), tuple([own(x) for x in op.needed])
+        op._output = None if op._output is None else own(op._output)
 
     @staticmethod
     def _refuse_backward(func: Any, frame: Any) -> None:
@@ -194,14 +198,15 @@ class Recorder(ForwardMode):
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """Any other call: recorded if it depends on the input."""
-        given, named, inplace = out_of_place(spec, args, kwargs)
+        given, named, inplace = out_of_place(spec, args, kwargs) if spec.has_flag else (args, kwargs, False)
         writes = spec.writes or inplace
         data: list[Tensor] = []
-        slots = [value if type(value) in _CONSTANT else self._slot(value, data) for value in given]
-        options = {k: v if type(v) in _CONSTANT else self._slot(v, data) for k, v in named.items()}
+        slots = tuple([value if type(value) in _CONSTANT else self._slot(value, data) for value in given])
+        if named:
+            named = {k: v if type(v) in _CONSTANT else self._slot(v, data) for k, v in named.items()}
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
-        op = Op(spec, spec.family or "", tuple(slots), options, self.state)
+        op = Op(spec, spec.family or "", slots, named, self.state)
         if len(data) == 1:  # nearly always, and a pass has hundreds of calls
             op.input_shapes, op.sources = (data[0].shape,), (data[0]._rectgrad,)  # type: ignore[attr-defined]
         else:
@@ -293,13 +298,11 @@ class Recorder(ForwardMode):
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots; everything else stays as it is."""
         kind = type(value)
-        if kind in _CONSTANT:
-            return value
         if kind is Tensor:
             if self.op_of(value) is None:
                 return value
             data.append(value)
-            return Slot(len(data) - 1)
+            return _SLOTS[len(data) - 1] if len(data) <= len(_SLOTS) else Slot(len(data) - 1)
         if kind is list or kind is tuple:
             return kind([v if type(v) in _CONSTANT else self._slot(v, data) for v in value])
         if isinstance(value, (Tensor, tuple, list, dict)) and kind is not torch.Size:

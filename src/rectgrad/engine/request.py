@@ -14,12 +14,13 @@ from rectgrad import ops
 from rectgrad.engine import target as targets
 from rectgrad.engine.backward import Maps, Observe, Pass, Plan, foreign_modes, recorded_pass, remember_bridged
 from rectgrad.engine.bridge import BridgedPass, BridgeRecorder, unsupported
-from rectgrad.engine.diagnose import check_finite, warn_if_incomplete, warn_if_nothing_passed
-from rectgrad.engine.op import as_rules, per_sample
+from rectgrad.engine.diagnose import check_finite, warn_if_nothing_passed
+from rectgrad.engine.op import as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
 from rectgrad.engine.torch_private import map_tensors
-from rectgrad.engine.trace import Row, Trace
+from rectgrad.engine.trace import Trace
+from rectgrad.ops.samples import by_chance, may_move_samples
 
 ANYTHING = ("attention", "glu")  # decomposed in a pass that is kept for any method
 
@@ -43,6 +44,7 @@ class Request:
     replay: Callable[[Maps, Tensor | None], tuple[Maps, Tensor]] | None = None  # a captured pass instead
     last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
+    difference: Tensor | None = field(default=None, init=False)  # of the scores from those of a baseline
 
     @property
     def trace(self) -> Trace | None:
@@ -138,32 +140,27 @@ class Request:
                 raise unsupported(name, str(error)) from None
         return BridgedPass(self, BridgeRecorder((), transparent=True))
 
-    def backward(self, method: Any) -> Maps:
-        """The gradient of the scores by the method's rules; sample by sample if the batch is mixed."""
-        return self._replayed_or(lambda request: request._from_pass(method))
-
-    def backward_from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
-        """The same with the ops of a second pass, on the baseline, as reference (DeepLIFT). Sets the trace's
-        completeness error: the sum of the finished map minus the difference of the scores."""
-        return self._replayed_or(lambda request: request._from_baseline(method, baseline, finish))
-
-    def _replayed_or(self, maps: Callable[[Request], Maps]) -> Maps:
-        """`maps` of this request, over the bridge if something cannot be linked; or a captured pass."""
+    def backward(self, method: Any, baseline: Maps | None = None) -> Maps:
+        """The gradient of the scores by the method's rules; sample by sample if the batch is mixed. baseline:
+        inputs of a second pass, whose ops are the references of the first one's (DeepLIFT)."""
         if self.replay is not None:
             index = self.target.index if isinstance(self.target, targets.Picked) else None
             raw, self.answer = self.replay(self.inputs, index)
             return raw
         try:
-            return maps(self)
+            return self._backward(method, baseline)
         except Unlinked:
             if self.passed is None:
                 remember_bridged(self.model)
         bridged = replace(self, passed=None, bridged=True)
-        found = maps(bridged)
+        found = bridged._backward(method, baseline)
         self.last, self.answer, self.target = bridged.last, bridged.answer, bridged.target
+        self.difference = bridged.difference
         return found
 
-    def _from_pass(self, method: Any) -> Maps:
+    def _backward(self, method: Any, baseline: Maps | None) -> Maps:
+        if baseline is not None:
+            return self._from_baseline(method, baseline)
         if self.passed is not None:
             return self._answered(method, self.passed)
         with closing(self.recording(method)) as passed:
@@ -182,20 +179,16 @@ class Request:
             finally:
                 passed.recorder.truncate(passed.length)  # without the ops that a callable target added
 
-    def _from_baseline(self, method: Any, baseline: Maps, finish: Callable[[Maps], Maps]) -> Maps:
+    def _from_baseline(self, method: Any, baseline: Maps) -> Maps:
         with closing(replace(self, passed=None).recording(method)) as passed:
             target = self.resolved(passed.outputs)
             with closing(self.at(baseline).recording(method)) as reference:
                 if type(passed) is not type(reference):
                     raise Unlinked("only one of the two passes could be recorded")
                 baseline_scores, scores = reference.scores(target), passed.scores(target)
+                self.difference = (scores - baseline_scores).detach()
                 pair(passed, reference)
-                raw = self._finish(method, passed, scores)
-        difference, trace = (scores - baseline_scores).detach(), passed.trace
-        trace.completeness_error = sum(per_sample(m).sum(1) for m in finish(raw)) - difference
-        if not self.diagnosing:
-            warn_if_incomplete(self, trace, difference)
-        return raw
+                return self._finish(method, passed, scores)
 
     def _finish(self, method: Any, passed: Pass, scores: Tensor) -> Maps:
         """The backward pass and its checks."""
@@ -231,10 +224,11 @@ def mixes_samples(request: Request, passed: Pass) -> bool:
 
 
 def _mixes(request: Request, passed: Pass) -> bool:
-    n, rows = passed.n, [row for row in passed.trace.rows if row.shape]
-    if passed.folds or any(_by_chance(row, n) for row in rows):
+    n = passed.n
+    calls = [(row.name, row.source, row.shape, n) for row in passed.trace.rows if row.shape]
+    if passed.folds or any(by_chance(*call) for call in calls):
         return True
-    if not passed.trace.turned and not any(_turned(row, n) for row in rows):
+    if not passed.trace.turned and not any(may_move_samples(*call) for call in calls):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
     try:
@@ -242,19 +236,3 @@ def _mixes(request: Request, passed: Pass) -> bool:
             return alone.folds
     except Exception:
         return False  # batch norm in training mode and programs of fixed size take no single sample
-
-
-def _by_chance(row: Row, n: int) -> bool:
-    """Some of the rows of a tensor that has other rows than samples, as many as there are samples."""
-    picked = row.name in ("__getitem__", "index_select", "masked_select", "take_along_dim", "gather")
-    return picked and len(row.source) == len(row.shape) and row.source[0] != n and row.shape[0] == n
-
-
-def _turned(row: Row, n: int) -> bool:
-    """The samples may have changed places with what is as many."""
-    if row.name in _TURNING:
-        return n in row.shape[1:]
-    return row.shape[0] != n or bool(row.source and row.source[0] != n)
-
-
-_TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum stack".split())

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rectgrad.kernels.device import moved
+
 
 class contrast:  # noqa: N801 - reads as a function: target=contrast(281, 285)
     """A target: why class `a` rather than class `b`? The score is output[a] - output[b].
@@ -112,9 +114,7 @@ def indices(scores: Tensor, target: Any) -> Tensor:
         raise ValueError(f"target {int(outside[0])} is out of range: {valid}")
     if index.dim() == 0:
         return torch.full((n,), int(index), device=scores.device)
-    if scores.is_cuda and not index.is_cuda:
-        index = index.pin_memory()  # or the copy would wait for the device
-    return index.to(scores.device, non_blocking=True)
+    return moved(index, scores.device)
 
 
 def _as_integers(target: Any, n: int) -> Tensor:

@@ -219,10 +219,3 @@ def inner_model(model: Any) -> Any:
     """The original module of a compiled one, or None."""
     compiled = isinstance(model, torch.nn.Module) and "_orig_mod" in model._modules
     return model._modules["_orig_mod"] if compiled else None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was not sufficient: torch says so in several ways."""
-    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-    ways = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
-    return known or any(words in str(error).lower() for words in ways)

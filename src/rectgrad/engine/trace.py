@@ -125,9 +125,12 @@ def calling_function() -> str | None:
 
 def calling_module(engine: str = "") -> nn.Module | None:
     """The innermost module whose method is running, `engine` being the file of frames to pass over."""
-    for frame, _ in walk_stack(sys._getframe()):
-        if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_filename != engine:
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_varnames[:1] == ("self",) and code.co_filename != engine:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
                 return owner
+        frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -14,12 +14,12 @@ from torch import Tensor
 from rectgrad.api import Model, OptionValue, Record, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
-from rectgrad.engine.torch_private import out_of_memory
 from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.network import Labels, Network, Picture, Prepare, Prepared, single
 from rectgrad.explanation.recorded import answers, explain_record
 from rectgrad.explanation.result import Explanation, named
 from rectgrad.explanation.trust import Specificity, recommended, specificity
+from rectgrad.kernels.device import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.models import Guess, ImageModel
 

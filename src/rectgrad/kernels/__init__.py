@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rectgrad.ops.windows import Region
-
 CHOICES = ("fast", "portable", "reference")
 
 
@@ -22,11 +20,6 @@ class Backend(Protocol):
     """What a device offers. `Reference` in reference.py is the specification of every function."""
 
     name: str
-    merges: bool  # a batch norm's scale can be merged into the weights of the convolution before it
-
-    def masks(self, a: Tensor) -> bool:
-        """Whether `rectify` can zero its result outside a region of these maps."""
-        ...
 
     def smallest(self, score: Tensor, k: int) -> Tensor: ...
 
@@ -39,7 +32,6 @@ class Backend(Protocol):
         tau: float | None,
         rule: str,
         sums: list,
-        within: Region | None = None,
     ) -> Any: ...
 
 

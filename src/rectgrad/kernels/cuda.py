@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels.reference import Reference
-from rectgrad.ops.windows import Region
 
 # Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
 SMALL = 16384  # units: a row of at most so many is one program's work
@@ -46,10 +45,6 @@ class Cuda(Reference):
     """The backend for an NVIDIA GPU: float32, float16 and bfloat16, and the reference for other types."""
 
     name = "triton"
-    merges = True
-
-    def masks(self, a: Tensor) -> bool:
-        return has_maps(a)
 
     def smallest(self, score: Tensor, k: int) -> Tensor:
         usual = score.dtype is torch.float32 and score.numel() > 0
@@ -64,18 +59,17 @@ class Cuda(Reference):
         tau: float | None,
         rule: str,
         sums: list,
-        within: Region | None = None,
     ) -> Tensor:
         if a.dtype not in DTYPES or R.dtype not in DTYPES:
-            return super().rectify(a, R, rows, k, tau, rule, sums, within)
+            return super().rectify(a, R, rows, k, tau, rule, sums)
         if a.is_neg() or R.is_neg():  # kernels read the memory as it is
             a, R = a.resolve_neg(), R.resolve_neg()
         if not (sums and _is_shared(sums[-1], a)):
             sums.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
         if k is None:
             assert tau is not None
-            return rectify_constant(a, R, tau, rule, sums[-1], within)
-        return rectify(a, R, rows, k, rule, sums[-1], within)
+            return rectify_constant(a, R, tau, rule, sums[-1])
+        return rectify(a, R, rows, k, rule, sums[-1])
 
 
 def _is_shared(total: object, a: Tensor) -> bool:
@@ -88,7 +82,7 @@ def smallest(score: Tensor, k: int) -> Tensor:
     score = score.contiguous()
     tau = score.new_empty(score.shape[0])
     if tau.numel():
-        _select(score, score, tau.numel(), k, "PR3", tau, None, None)
+        _select(score, score, tau.numel(), k, "PR3", tau, None)
     return tau
 
 
@@ -99,15 +93,13 @@ def rectify(
     k: int,
     rule: str = "PR1",
     seen: Tensor | None = None,
-    within: Region | None = None,
 ) -> Tensor:
     """R where a unit's score exceeds tau, the k-th smallest score of its row, else 0; laid out like a.
 
     The rows are the samples along the first dimension; with rows = 1 all of a is one sample. `seen`, one
-    float32 number, becomes NaN where R is not finite. within: 0 also outside of this region of a's maps,
-    which can be asked for where `has_maps`.
+    float32 number, becomes NaN where R is not finite.
     """
-    return _select(a, R, rows, k, rule, None, seen, within) if a.numel() else R
+    return _select(a, R, rows, k, rule, None, seen) if a.numel() else R
 
 
 def rectify_constant(
@@ -116,31 +108,16 @@ def rectify_constant(
     tau: float,
     rule: str = "PR1",
     seen: Tensor | None = None,
-    within: Region | None = None,
 ) -> Tensor:
     """R where a unit's score exceeds the given tau, else 0; laid out like a."""
     if not a.numel():
         return R
-    plan = _plan_constant(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rule, within)
+    plan = _plan_constant(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rule)
     if plan is None:
-        return rectify_constant(*_alike(a, R), tau, rule, seen, within)
+        return rectify_constant(*_alike(a, R), tau, rule, seen)
     out = _empty(a, R)
     _launch(plan, (a, R, out, _nowhere(a.device) if seen is None else seen), (float(tau),))
     return out
-
-
-def scaled(weight: Tensor, variance: Tensor, factor: Tensor | None, eps: float) -> Tensor:
-    """weight * factor / sqrt(variance + eps), one of each for every output channel, its first dimension."""
-    weight = weight if _usual(weight) else weight.contiguous()  # those of an output channel lie together
-    out = torch.empty_like(weight)
-    plan = _plan_scaled(weight.numel(), weight.numel() // len(variance), factor is not None)
-    _launch(plan, (weight, variance, variance if factor is None else factor, out), (float(eps),))
-    return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan_scaled(total: int, each: int, has_factor: bool) -> Plan:
-    return Plan("scale_channels", -(-total // 1024), (total, each), (has_factor, 1024), {"num_warps": 4})
 
 
 def _select(
@@ -151,12 +128,11 @@ def _select(
     rule: str,
     tau: Tensor | None,
     seen: Tensor | None,
-    within: Region | None,
 ) -> Tensor:
     """Fills `tau` if it is given, else returns what the rule makes of R."""
-    plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None, within)
+    plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None)
     if plan is None:
-        return _select(*_alike(a, R), rows, k, rule, tau, seen, within)
+        return _select(*_alike(a, R), rows, k, rule, tau, seen)
     out = _empty(a, R) if tau is None else tau
     _launch(plan, (a, R, out, _nowhere(a.device) if seen is None else seen))
     return out
@@ -170,11 +146,6 @@ def _alike(a: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the rows one after the other, and R in the order of a."""
     a = a if _usual(a) else a.contiguous()
     return a, _empty(a, R).copy_(R)
-
-
-def has_maps(a: Tensor) -> bool:
-    """Whether a window of an activation's maps can be asked for."""
-    return a.dim() == 4 and a.dtype in DTYPES and _usual(a)
 
 
 def _usual(a: Tensor) -> bool:
@@ -210,33 +181,6 @@ class Runs(NamedTuple):
     shift: int
 
 
-class Window(NamedTuple):
-    """A part of all maps: columns from `left` on and before `right`, lines from `top` on and before `bottom`;
-    and how a unit's number tells where it is: its channel, if it lies innermost, its column, its line."""
-
-    left: int
-    right: int
-    top: int
-    bottom: int
-    channels: Divisor
-    columns: Divisor
-    lines: Divisor
-
-    def numbers(self) -> tuple[int, ...]:
-        return (*self[:4], *self.channels, *self.columns, *self.lines)
-
-
-def _window(shape: torch.Size, strides: tuple[int, ...], within: Region | None) -> tuple[int, ...]:
-    """Of an activation that `has_maps`."""
-    if within is None:
-        return (0,) * 13
-    (top, bottom), (left, right) = within
-    _, channels, lines, columns = shape
-    planes = all(shape[i] == 1 or strides[i] == math.prod(shape[i + 1 :]) for i in (1, 2, 3))
-    by = divisor(1 if planes else channels), divisor(columns), divisor(lines)
-    return Window(left, right, top, bottom, *by).numbers()
-
-
 @dataclass(slots=True)
 class Plan:
     """A launch: everything but the tensors."""
@@ -266,7 +210,6 @@ def _plan(
     k: int,
     rule: str,
     rectifies: bool,
-    within: Region | None,
 ) -> Plan | None:
     """None where a or R must be laid out anew first."""
     d = _units(shape, dtype, dtype_R, rows)
@@ -276,8 +219,8 @@ def _plan(
     if layout is None:
         return None
     stride_R, runs, align = layout
-    numbers = (stride_R, *(runs or Runs(1, 0, 0, 0)), *_window(shape, strides, within))
-    constants = (RULES[rule], rectifies, runs is not None, align, within is not None)
+    numbers = (stride_R, *(runs or Runs(1, 0, 0, 0)))
+    constants = (RULES[rule], rectifies, runs is not None, align)
     if d <= SMALL:
         chunk = max(1024, 1 << (d - 1).bit_length())
         options = {"num_warps": max(4, chunk // 1024)}
@@ -306,7 +249,6 @@ def _plan_constant(
     dtype: torch.dtype,
     dtype_R: torch.dtype,
     rule: str,
-    within: Region | None,
 ) -> Plan | None:
     rows = 1 if math.prod(shape) < 2**30 else shape[0]
     d = _units(shape, dtype, dtype_R, rows)
@@ -315,8 +257,8 @@ def _plan_constant(
         return None
     stride_R, runs, align = layout
     chunks = -(-d // CHUNK)
-    numbers = (d, chunks, stride_R, *(runs or Runs(1, 0, 0, 0)), *_window(shape, strides, within))
-    constants = (RULES[rule], runs is not None, align, within is not None, CHUNK)
+    numbers = (d, chunks, stride_R, *(runs or Runs(1, 0, 0, 0)))
+    constants = (RULES[rule], runs is not None, align, CHUNK)
     return Plan("rectify_rows", rows * chunks, numbers, constants, {"num_warps": WARPS})
 
 

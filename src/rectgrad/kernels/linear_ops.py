@@ -24,7 +24,7 @@ Gradient = tuple[Any, str | None]  # a tensor or a Sparse, and how it was comput
 class LinearOp(Protocol):
     """The gradient of R with respect to the op's one data tensor. R counts `within` a region of its maps."""
 
-    def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient: ...
+    def gradient(self, R: Any, within: Region | None = None) -> Gradient: ...
 
 
 class Weight:
@@ -83,22 +83,16 @@ class Conv:
         except TypeError:  # lists
             self.geometry = geometry(weight.shape[2:], *(tuple(v) if type(v) is list else v for v in given))
 
-    def merges(self, norm: Scale) -> bool:
-        """Whether a batch norm's scale should go into the weights: its gradient is several times as large."""
-        weight = self._weight.value
-        usual = weight.dtype is torch.float32 and not weight.is_neg()
-        return usual and weight.numel() * 4 < self.shape.numel() and norm.merges
-
-    def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
-        if type(R) is Sparse and norm is None:
+    def gradient(self, R: Any, within: Region | None = None) -> Gradient:
+        if type(R) is Sparse:
             found = self._sparse(R, within)
             if found is not None:
                 return found, "sparse"
-        return self._dense(outside_zeroed(dense(R), within), norm), "dense"
+        return self._dense(outside_zeroed(dense(R), within)), "dense"
 
-    def _dense(self, R: Tensor, norm: Scale | None) -> Tensor:
+    def _dense(self, R: Tensor) -> Tensor:
         kernel, stride, padding, dilation, groups = self.geometry
-        weight = self._weight.value if norm is None else norm.times(self._weight.value)
+        weight = self._weight.value
         if groups == 1 and R.is_cuda:  # the same kernels, with less overhead
             left = _left_over(self.shape[2:], R.shape[2:], self.geometry)
             return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
@@ -167,7 +161,7 @@ class Linear:
     def __init__(self, x: Tensor, weight: Tensor) -> None:
         self.shape, self._weight = x.shape, Weight(weight)
 
-    def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
+    def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         weight = self._weight.value
         if type(R) is Sparse and R.scale is None and _plain(weight) and len(self.shape) > 1:
             out = torch.empty(self.shape, dtype=torch.float32, device="cpu")
@@ -188,19 +182,7 @@ class Scale:
         self._variance, self._weight = Weight(variance), Weight(weight)
         self._eps, self._dtype = eps, dtype
 
-    @property
-    def merges(self) -> bool:
-        """Whether `times` has a kernel for these weights."""
-        values = (self._variance.value, self._weight.value)
-        return all(x is None or (x.is_cuda and x.dtype is torch.float32 and not x.is_neg()) for x in values)
-
-    def times(self, weight: Tensor) -> Tensor:
-        """A convolution's weights, each times the scale of its output channel."""
-        from rectgrad.kernels import cuda
-
-        return cuda.scaled(weight, self._variance.value, self._weight.value, self._eps)
-
-    def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
+    def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         if type(R) is Sparse:
             return R.scaled(self._scale()), "sparse"
         return self._dense(R), "dense"
@@ -242,7 +224,7 @@ class AvgPool:
         self._shape, self._padded = x.shape, int(padded)
         self._windows = (*kernel, *stride, *per_dim(padding, 2))
 
-    def gradient(self, R: Any, within: Region | None = None, norm: Scale | None = None) -> Gradient:
+    def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         n, channels, *size = self._shape
         call = native.Pooling(n * channels, *size, *R.shape[2:], *self._windows, self._padded)
         out = torch.empty(self._shape, dtype=torch.float32, device="cpu")

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rectgrad.kernels.portable import Portable
 from rectgrad.kernels.sparse import Sparse
-from rectgrad.ops.windows import Region
 
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
@@ -198,14 +197,13 @@ class Native(Portable):
         tau: float | None,
         rule: str,
         sums: list,
-        within: Region | None = None,
     ) -> Any:
         """A `Sparse`, if few units passed in every row."""
         if a.dtype is torch.float32 and R.dtype is torch.float32:
             found = rectify(self.library, a, R, rows, k, tau, rule, sums)
             if found is not None:
                 return found
-        return super().rectify(a, R, rows, k, tau, rule, sums, within)
+        return super().rectify(a, R, rows, k, tau, rule, sums)
 
 
 def rectify(

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels.reference import Reference
-from rectgrad.ops.windows import Region
 
 SAMPLE = 2048
 
@@ -41,11 +40,10 @@ class Portable(Reference):
         tau: float | None,
         rule: str,
         sums: list,
-        within: Region | None = None,
     ) -> Any:
         usual = rule == "PR1" and a.is_contiguous() and a.dtype in _TYPES and a.dtype is R.dtype
         if k is None or not usual:
-            return super().rectify(a, R, rows, k, tau, rule, sums, within)
+            return super().rectify(a, R, rows, k, tau, rule, sums)
         sums.append(R.sum())
         return rectify(a, R, rows, k)
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rectgrad import kernels
-from rectgrad.ops.windows import Region
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "PR1": lambda a, R: a * R,
@@ -61,10 +60,6 @@ class Reference:
     """The backend for every device and type."""
 
     name = "reference"
-    merges = False
-
-    def masks(self, a: Tensor) -> bool:
-        return False
 
     def smallest(self, score: Tensor, k: int) -> Tensor:
         return score.kthvalue(k, dim=1).values
@@ -78,7 +73,6 @@ class Reference:
         tau: float | None,
         rule: str,
         sums: list,
-        within: Region | None = None,
     ) -> Tensor:
         """R where its score exceeds tau, strictly, else 0.
 

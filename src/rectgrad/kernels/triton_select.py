@@ -132,24 +132,9 @@ def _read(
 
 
 @triton.jit
-def _within(unit, window):
-    """Whether a unit of maps lies within a window of them. See `Window` in cuda.py."""
-    left, right, top, bottom, channels, columns, lines = window
-    at = tl.where(channels[0] > 1, _divided(unit, channels[1], channels[2]), unit)
-    line = tl.where(columns[0] > 1, _divided(at, columns[1], columns[2]), at)
-    column = at - line * columns[0]
-    line -= tl.where(lines[0] > 1, _divided(line, lines[1], lines[2]), line) * lines[0]
-    return (column >= left) & (column < right) & (line >= top) & (line < bottom)
-
-
-@triton.jit
-def _write(out, start, at, valid, R, s, tau, seen, window, WINDOW: tl.constexpr):
-    """R where s exceeds tau, within the window if there is one, else 0. `seen` becomes NaN where R is not
-    finite: only then is R * 0 not 0."""
-    passes = s > tau
-    if WINDOW:
-        passes &= _within(start + at, window)
-    tl.store(out + start + at, tl.where(passes, R, 0.0), mask=valid)
+def _write(out, start, at, valid, R, s, tau, seen):
+    """R where s exceeds tau, else 0. `seen` becomes NaN where R is not finite: only then is R * 0 not 0."""
+    tl.store(out + start + at, tl.where(s > tau, R, 0.0), mask=valid)
     trace = tl.sum(R.to(tl.float32) * 0.0)
     if trace != trace:
         tl.store(seen, trace)
@@ -371,12 +356,8 @@ def select_rows(
     rows: tl.int32, d: tl.int32, k: tl.int32, parts: tl.int32, chunks: tl.int32, capacity: tl.int32,
     rank: tl.int32, width: tl.int32, together: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
-    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
-    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
-    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
-    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
     RULE: tl.constexpr, RECTIFY: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SAMPLE: tl.constexpr, BESIDE: tl.constexpr,
+    CHUNK: tl.constexpr, SAMPLE: tl.constexpr, BESIDE: tl.constexpr,
 ):
     """One job of rows * (1 + parts), which find tau, or of rows * chunks more, which rectify."""
     ticket = tl.atomic_add(words, 1, sem="relaxed")
@@ -402,12 +383,7 @@ def select_rows(
         R += row * (stride_R // ALIGN * ALIGN)
         s, r = _read(a + row * d, R, start, at, d, runs, RULE, SLICED, ALIGN, True, True)
         tau, _ = _wait(words + row * WORDS + TAU)
-        window = (
-            left, right, top, bottom,
-            (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
-            (lines, lines_magic, lines_shift),
-        )
-        _write(out + row * d, start, at, at < d - start, r, s, tau, seen, window, WINDOW)
+        _write(out + row * d, start, at, at < d - start, r, s, tau, seen)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -415,12 +391,8 @@ def select_small_rows(
     a, R, out, seen,
     d: tl.int32, k: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
-    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
-    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
-    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
-    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
     RULE: tl.constexpr, RECTIFY: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """A row that fits into one program's registers."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, CHUNK)
@@ -429,12 +401,7 @@ def select_small_rows(
     s, r = _read(a + row * d, R, 0, at, d, (inner, outer, magic, shift), RULE, SLICED, ALIGN, RECTIFY, True)
     tau = _kth(s, k, -_infinity(), _largest(s, _infinity()))
     if RECTIFY:
-        window = (
-            left, right, top, bottom,
-            (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
-            (lines, lines_magic, lines_shift),
-        )
-        _write(out + row * d, 0, at, at < d, r, s, tau, seen, window, WINDOW)
+        _write(out + row * d, 0, at, at < d, r, s, tau, seen)
     else:
         tl.store(out + row, tau)
 
@@ -444,12 +411,7 @@ def rectify_rows(
     a, R, out, seen,
     tau: tl.float32, d: tl.int32, chunks: tl.int32,
     stride_R: tl.int64, inner: tl.int32, outer: tl.int32, magic: tl.uint32, shift: tl.int32,
-    left: tl.int32, right: tl.int32, top: tl.int32, bottom: tl.int32,
-    channels: tl.int32, channels_magic: tl.uint32, channels_shift: tl.int32,
-    columns: tl.int32, columns_magic: tl.uint32, columns_shift: tl.int32,
-    lines: tl.int32, lines_magic: tl.uint32, lines_shift: tl.int32,
-    RULE: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
+    RULE: tl.constexpr, SLICED: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr,
 ):
     """The rule with a constant tau."""
     row, start = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks * CHUNK
@@ -457,25 +419,4 @@ def rectify_rows(
     d = d // ALIGN * ALIGN
     R += row * (stride_R // ALIGN * ALIGN)
     s, r = _read(a + row * d, R, start, at, d, (inner, outer, magic, shift), RULE, SLICED, ALIGN, True, True)
-    window = (
-        left, right, top, bottom,
-        (channels, channels_magic, channels_shift), (columns, columns_magic, columns_shift),
-        (lines, lines_magic, lines_shift),
-    )
-    _write(out + row * d, start, at, at < d - start, r, s, tau, seen, window, WINDOW)
-
-
-@triton.jit(do_not_specialize=NUMBERS)
-def scale_channels(
-    weight, variance, factor, out,
-    eps: tl.float32, d: tl.int32, each: tl.int32,
-    FACTOR: tl.constexpr, CHUNK: tl.constexpr,
-):
-    """weight * factor / sqrt(variance + eps); `each` weights lie together for every channel."""
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    valid = at < d
-    channel = at // each
-    scale = 1.0 / tl.sqrt_rn(tl.load(variance + channel, mask=valid, other=1.0) + eps)
-    if FACTOR:
-        scale *= tl.load(factor + channel, mask=valid, other=0.0)
-    tl.store(out + at, tl.load(weight + at, mask=valid, other=0.0) * scale, mask=valid)
+    _write(out + row * d, start, at, at < d - start, r, s, tau, seen)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rectgrad.kernels.device import is_capturing
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -22,8 +24,8 @@ def baselines(baseline: Any, inputs: Tensors) -> Tensors:
 def _like(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.full_like(x, value)
-    capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()  # then it was checked before
-    if not capturing and not bool(value.isfinite().all()):
+    # A capture ran before, so the baseline was checked.
+    if not is_capturing(value.device) and not bool(value.isfinite().all()):
         raise ValueError("the baseline contains a NaN or an infinity")
     try:
         return value.detach().to(x).expand(x.shape)

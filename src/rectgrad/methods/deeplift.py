@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from rectgrad import rules
-from rectgrad.engine.op import Rules
+from rectgrad.engine.diagnose import first_wrong, warn
+from rectgrad.engine.op import Rules, per_sample
 from rectgrad.engine.request import Request
 from rectgrad.methods.baseline import baselines, differences_times, with_rows
 from rectgrad.methods.method import Maps, Method
@@ -34,8 +36,26 @@ class DeepLift(Method):
         return rules.deeplift_rules()
 
     def raw(self, request: Request) -> Maps:
-        x0 = baselines(self.baseline, request.inputs)
-        return request.backward_from_baseline(self, x0, lambda raw: self.finish(raw, request.inputs))
+        raw = request.backward(self, baselines(self.baseline, request.inputs))
+        if request.difference is not None:
+            self._check_completeness(request, raw, request.difference)
+        return raw
+
+    def _check_completeness(self, request: Request, raw: Maps, difference: Tensor) -> None:
+        """Contributions should sum to the difference of the scores: say if they do not."""
+        trace = request.trace
+        assert trace is not None
+        error: Any = sum(per_sample(m).sum(1) for m in self.finish(raw, request.inputs)) - difference
+        trace.completeness_error = error
+        # Batch statistics are no function of the sample; training mode has its own warning.
+        if request.diagnosing or (request.region is not None and request.region.trains):
+            return
+        i = first_wrong(request, error.abs() > 0.05 * difference.abs() + 1e-4)
+        if i is not None:
+            total, right = float(difference[i] + error[i]), float(difference[i])
+            plain = f" (without an exact rule: {', '.join(trace.plain()[:3])})" if trace.plain() else ""
+            sums = f"DeepLIFT's map of sample {request.number(i)} sums to {total:.4g} instead of {right:.4g}"
+            warn(f"{sums}{plain}; another baseline may do better")
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return differences_times(raw, inputs, self.baseline)

@@ -113,6 +113,16 @@ NEW_TENSORS = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
     "new_tensor".split()
 )
+# Another shape of the same values; names of autograd nodes too, as in the next two.
+CHANGES_SHAPE = frozenset(
+    "view unsafeview reshapealias transpose permute unsqueeze squeeze t alias reshape flatten unflatten "
+    "swapaxes swapdims movedim moveaxis contiguous".split()
+)
+# Where the channels are, by what made a tensor.
+CHANNELS_LAST = frozenset("addmm mm bmm nativelayernorm unsafeview linear matmul layer_norm rms_norm".split())
+CHANNELS_SECOND = frozenset(
+    "convolution nativebatchnorm nativegroupnorm conv conv_transpose batch_norm".split()
+)
 
 # Operators by the op they stand for: `__iadd__` is add_, `__rsub__` is rsub, `__rtruediv__` is rdiv.
 _DUNDERS = {
@@ -141,6 +151,11 @@ class Spec:
     def at(self) -> dict[str, int]:
         """The position of each parameter, where it is known."""
         return {name: i for i, name in enumerate(_parameters(self.spelling, self.name))}
+
+    @functools.cached_property
+    def has_flag(self) -> bool:
+        """Whether a call may say `inplace`."""
+        return "inplace" in self.at or not self.own
 
     @functools.cached_property
     def silent(self) -> bool:

@@ -19,7 +19,7 @@ def masked_padding() -> Rule:
 
 
 def _apply(op: Op, R: Any) -> Any:
-    return op.vjp(R, within=None if op.facts.masked else passing_region(op))
+    return op.vjp(R, within=passing_region(op))
 
 
 def padded(op: Op) -> bool:

@@ -17,7 +17,6 @@ from torch import Tensor
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
 from rectgrad.kernels.reference import SCORES, percentile, rank
-from rectgrad.rules.padding import passing_region
 
 
 def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
@@ -48,8 +47,7 @@ def rectified(
         if not R.numel() or eps or (interpolation != "nearest" and tau is None):
             return _written_out(op, R)
         k = None if tau is not None else rank(R.numel() // op.batch, q)
-        within = passing_region(op.facts.conv) if op.facts.conv is not None else None
-        return op.backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums, within)
+        return op.backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums)
 
     def _written_out(op: Op, R: Tensor) -> Tensor:
         op.state.report(R)

@@ -1,0 +1,123 @@
+"""What differs between devices besides kernels: memory, random numbers, rounding, graphs of kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rectgrad.kernels.linear_ops import constants
+
+# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
+# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
+# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
+BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
+ROWS = {"cpu": 64, "cuda": 1024}
+
+
+def limits(device: torch.device) -> tuple[int, int]:
+    """The bytes of activations and the rows that one pass should have at most."""
+    most, rows = (each.get(device.type, each["cpu"]) for each in (BYTES, ROWS))
+    if device.type == "cuda":  # half of what is free, or held by torch without use
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
+    return most, rows
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was not sufficient: torch says so in several ways."""
+    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    ways = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
+    return known or any(words in str(error).lower() for words in ways)
+
+
+def free_unused_memory() -> None:
+    """Return the memory to the device that torch holds without using it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def rounding(x: Tensor) -> float:
+    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits by default."""
+    return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether kernels are being captured into a graph: nothing may wait for the device then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def moved(index: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on another device, without waiting for it."""
+    pinned = index.pin_memory() if device.type == "cuda" and index.is_cpu else index
+    return pinned.to(device, non_blocking=True)
+
+
+def random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]:
+    """Of torch, Python, numpy and a GPU, this one last: functions that set it, and what they take."""
+    states: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
+    states.append((np.random.set_state, np.random.get_state(legacy=False)))
+    if device.type == "cuda":  # a seed and an offset: to ask for all of the state takes longer
+        generator = torch.cuda.default_generators[device.index]
+        states.append((generator.manual_seed, generator.initial_seed()))
+        states.append((generator.set_offset, generator.get_offset()))
+    return states
+
+
+def restore_random_state(states: list[tuple[Callable[[Any], Any], Any]], device: torch.device) -> None:
+    """A GPU's is left alone while kernels are captured."""
+    for write, state in states[: 3 if is_capturing(device) else None]:
+        write(state)
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that captures on a device: torch keeps workspaces for every stream that ever ran."""
+    return torch.cuda.Stream(device)
+
+
+class Graph:
+    """The kernels that `work` launches, as one CUDA graph. `places` are the tensors that it reads; `result`
+    is what it returned, whose tensors hold the values of the last replay."""
+
+    def __init__(self, work: Callable[[], Any], places: tuple[Tensor, ...]) -> None:
+        from rectgrad.kernels.cuda import one_scratch
+
+        self._places, device = places, places[0].device
+        current, stream = torch.cuda.current_stream(device), _stream(device)
+        stream.wait_stream(current)
+        self._graph = graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(3):  # kernels are compiled and chosen, constants are made
+                work()
+            self._constants = tuple(constants.values())  # a graph reads them as long as it lives
+            torch.cuda.synchronize(device)
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                with one_scratch():
+                    self.result = work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the cause is reported, not its consequence
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(stream)
+        self._last = current
+
+    def replay(self, values: tuple[Tensor | int, ...]) -> Any:
+        """`result` with other values in the places."""
+        stream = torch.cuda.current_stream(self._places[0].device)
+        if self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        with torch.no_grad():
+            for place, value in zip(self._places, values, strict=True):
+                place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
+            self._graph.replay()
+        return self.result
