@@ -1,5 +1,8 @@
 """A small network for the command line's tests: rectgrad explain --model tests/tiny_model.py:tiny"""
 
+import time
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -21,3 +24,20 @@ def tiny() -> ImageModel:
     return ImageModel(
         "tiny", module, labels, size=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3, crop_fraction=1.0
     )
+
+
+class Slow(nn.Module):
+    """Takes its time, so that a test can interrupt it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        return self.module(x)
+
+
+def slow() -> ImageModel:
+    net = tiny()
+    return replace(net, module=Slow(net.module).eval())

@@ -210,10 +210,17 @@ class RecordedPass(Pass):
                     for source, grad in zip(op.sources, grads, strict=True):
                         if grad is not None:
                             before = arrived[source.index]
-                            arrived[source.index] = grad if before is None else dense(before) + dense(grad)
+                            arrived[source.index] = grad if before is None else _sum(before, grad, op)
                 if once and (op.versions or op._local is not None):
                     op.release()
             return [None if R is None else dense(R) for R in arrived[: len(self.entries)]]
+
+
+def _sum(before: Any, grad: Any, op: Op) -> Tensor:
+    """Of two gradients that arrive at one tensor. That of a linear op is nobody else's and can be written."""
+    before, grad = dense(before), dense(grad)
+    own = op.linear is not None and before.dtype is grad.dtype
+    return grad.add_(before) if own else before + grad
 
 
 def nothing_rectified(method: str, trace: Trace) -> str:
