@@ -4,6 +4,7 @@ A block is left out only by a line `<!-- not run: reason -->` before it; few may
 """
 
 import importlib
+import inspect
 import re
 import shlex
 from dataclasses import fields
@@ -217,3 +218,12 @@ def test_the_methods_page_has_a_row_for_every_option():
         section = next(s for s in sections if any(n in s.partition("\n")[0] for n in names))
         listed = re.findall(r"^\| `(\w+)` \| `", section, flags=re.MULTILINE)
         assert listed == [field.name for field in fields(method)], name
+
+
+@pytest.mark.parametrize("name", ["explain", "attribute", "capture", "Explanation"])
+def test_the_api_page_has_a_row_for_every_parameter(name):
+    """In the table between the name's own heading and the next one."""
+    text = ROOT.joinpath("docs", "api.md").read_text(encoding="utf-8")
+    section = re.search(rf"^::: [\w.]+\.{name}\n(.*?)^:::", text, flags=re.DOTALL | re.MULTILINE)[1]
+    cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(cells)) == list(inspect.signature(getattr(rectgrad, name)).parameters)
