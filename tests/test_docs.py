@@ -4,8 +4,10 @@ A block is left out only by a line `<!-- not run: reason -->` before it; few may
 """
 
 import importlib
+import inspect
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,3 +207,23 @@ def test_the_pages_name_every_method_and_everything_public():
     api = ROOT.joinpath("docs", "api.md").read_text(encoding="utf-8")
     for name in rectgrad.__all__:
         assert re.search(rf"^::: rectgrad\.(\w+\.)*{name}\b", api, flags=re.MULTILINE), name
+
+
+def test_the_methods_page_has_a_row_for_every_option():
+    """In the section whose heading names the method, or another method of its class."""
+    text = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    for name, method in rectgrad.METHODS.items():
+        names = [f"`{n}`" for n, other in rectgrad.METHODS.items() if type(other) is type(method)]
+        section = next(s for s in sections if any(n in s.partition("\n")[0] for n in names))
+        listed = re.findall(r"^\| `(\w+)` \| `", section, flags=re.MULTILINE)
+        assert set(listed) == {field.name for field in fields(method)}, name
+
+
+@pytest.mark.parametrize("name", ["explain", "attribute", "capture", "Explanation"])
+def test_the_api_page_has_a_row_for_every_parameter(name):
+    """In the table between the name's own heading and the next one."""
+    text = ROOT.joinpath("docs", "api.md").read_text(encoding="utf-8")
+    section = re.search(rf"^::: [\w.]+\.{name}\n(.*?)^:::", text, flags=re.DOTALL | re.MULTILINE)[1]
+    cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(cells)) == list(inspect.signature(getattr(rectgrad, name)).parameters)
