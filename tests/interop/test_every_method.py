@@ -21,12 +21,6 @@ VIT = {
     "intermediate_size": 64,
     "patch_size": 8,
 }
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "patch_size": 8,
-}
 STAGES = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
 HEADS = dict(**STAGES, num_attention_heads=[1, 1, 2, 2])
 SWIN = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
