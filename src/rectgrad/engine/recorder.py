@@ -28,15 +28,14 @@ from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.torch_private import autocast_active, dispatch_modes, set_grad_enabled, transform_active
 from rectgrad.engine.trace import Row, Trace, calling_module
+from rectgrad.kernels.closed_forms import CLOSED_FORMS, Found, relu_gradient, to_both
 from rectgrad.kernels.linear_ops import LINEAR_OPS, LinearOp
 from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
-from rectgrad.ops.derivatives import DIRECT, relu_gradient, to_both
 
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
-_SLOTS = (Slot(0), Slot(1))
 
 
 class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
@@ -245,7 +244,7 @@ class Recorder(ForwardMode):
         """By a closed form of the gradient, or by a graph of its own."""
         kept = _kept(data, writes) if writes else data
         points: Sequence[Tensor] = kept
-        found = _without_graph(DIRECT[op.name], (op, kept), {}) if op.name in DIRECT else None
+        found = _without_graph(closed_form, (op, kept), {}) if op.name in CLOSED_FORMS else None
         if found is not None:
             result, op.back, needed = found
             op.needed = tuple([x.detach() for x in needed])
@@ -293,8 +292,6 @@ class Recorder(ForwardMode):
             raise Unlinked(spec.name)
         return _without_graph(func, args, kwargs)
 
-    # Parts of the above.
-
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
         """Data tensors become slots; everything else stays as it is."""
         kind = type(value)
@@ -302,7 +299,7 @@ class Recorder(ForwardMode):
             if self.op_of(value) is None:
                 return value
             data.append(value)
-            return _SLOTS[len(data) - 1] if len(data) <= len(_SLOTS) else Slot(len(data) - 1)
+            return Slot(len(data) - 1)
         if kind is list or kind is tuple:
             return kind([v if type(v) in _CONSTANT else self._slot(v, data) for v in value])
         if isinstance(value, (Tensor, tuple, list, dict)) and kind is not torch.Size:
@@ -358,6 +355,14 @@ def linear_op(op: Op, x: Tensor) -> LinearOp | None:
     """The linear op that a call is; None if it is not of the usual kind."""
     names, make = LINEAR_OPS.get(op.name, ((), None))
     return make(x, *op.spec.arguments(names, op.args, op.kwargs)) if make is not None else None
+
+
+def closed_form(op: Op, data: list[Tensor]) -> Found:
+    """The result of a call and its gradient in closed form; None if it is not of the usual kind."""
+    names, form = CLOSED_FORMS[op.name]
+    if op.kwargs and names != () and not op.kwargs.keys() <= {"input", *(names or ())}:
+        return None
+    return form(op.call, data, *(op.args if names is None else op.spec.arguments(names, op.args, op.kwargs)))
 
 
 Handler = Callable[[Recorder, ops.Spec, Any, tuple, dict], Any]

@@ -1,11 +1,11 @@
-"""Gradients in closed form are autograd's: of every call in DIRECT, however it is written."""
+"""Gradients in closed form are autograd's: of every call in CLOSED_FORMS, however it is written."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from rectgrad.engine.recorder import Recorder
-from rectgrad.ops.derivatives import DIRECT
+from rectgrad.kernels.closed_forms import CLOSED_FORMS
 
 WEIGHT = torch.linspace(-1, 2, 7, dtype=torch.float64)
 BIAS = torch.linspace(1, 3, 7, dtype=torch.float64)
@@ -165,7 +165,7 @@ def test_every_call_in_closed_form_is_met():
     for call in CALLS:
         _, recorder, _ = recorded(call, values().requires_grad_())
         met |= {op.name for op in recorder.ops if op.back is not None}
-    assert set(DIRECT) <= met
+    assert set(CLOSED_FORMS) <= met
 
 
 def test_a_closed_form_holds_no_more_than_it_reads():
