@@ -157,7 +157,7 @@ class Explanation:
         top = f"Top classes: {', '.join(map(named, self.top))}"
         below = "<br>".join(map(escape, (*self.notes, *([top] if self.top else ()))))
         caption = f"<strong>{escape(self.caption)}</strong>"
-        return f'<figure style="margin:0">{caption}<br>{picture}<figcaption>{below}</figcaption></figure>'
+        return f"<div>{caption}<br>{picture}<br>{below}</div>"
 
 
 def value_of(explanation: Explanation) -> str:
