@@ -6,6 +6,7 @@ A block is left out only by a line `<!-- not run: reason -->` before it; few may
 import importlib
 import inspect
 import re
+import runpy
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import typer
+from PIL import Image
 
 import rectgrad
 from rectgrad import cli
@@ -189,8 +191,28 @@ def test_links_and_images_exist(page):
 
 def test_every_page_is_in_the_navigation():
     navigation = ROOT.joinpath("mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-    listed = re.findall(r"([\w-]+\.md)$", navigation, flags=re.MULTILINE)
-    assert sorted(listed) == [page.name for page in PAGES]
+    listed = re.findall(r"([\w-]+\.(?:md|ipynb))$", navigation, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (*PAGES, *ROOT.joinpath("docs").glob("*.ipynb")))
+
+
+def test_the_gallery_shows_every_photo_with_its_source():
+    """At most 30 photos may be shown, each at 224 pixels or less."""
+    page = ROOT.joinpath("docs", "gallery.md").read_text(encoding="utf-8")
+    sheets = runpy.run_path(str(ROOT / "docs" / "gallery.py"))["SHEETS"]
+    photos = {row.file for rows in sheets.values() for row in rows}
+    assert len(photos) == 24
+    for name, rows in sheets.items():
+        with Image.open(ROOT / "docs" / "images" / f"gallery-{name}.jpg") as drawn:
+            columns = 3 + max(len(row.parts) for row in rows)
+            assert drawn.width <= 12 + columns * (224 + 12)
+            assert drawn.height <= 12 + len(rows) * (224 + 56)
+        assert f"](images/gallery-{name}.jpg)" in page
+    for photo in photos:
+        subject = photo.removesuffix(".jpg").partition("_")[2].replace("_", " ")
+        assert subject in page.lower(), photo
+    assert "github.com/EliSchwartz/imagenet-sample-images" in page
+    shown = {path.name for path in ROOT.joinpath("docs", "images").glob("gallery-*")}
+    assert shown == {f"gallery-{name}.jpg" for name in sheets}
 
 
 def test_the_comparison_cites_tests_that_exist():

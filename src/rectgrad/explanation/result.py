@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from dataclasses import dataclass, fields
@@ -82,9 +81,16 @@ class Explanation:
         A notebook displays the picture if the call is the last line of a cell; in a script, call
         `.show().show()` to open it, or `save`.
         """
+        row, height = self._panels(448, dark, only, smooth)
+        return image.sheet([row], self.caption, cell=height, dark=dark, notes=self.notes)
+
+    def _panels(
+        self, size: int, dark: bool = False, only: str | None = None, smooth: bool = False
+    ) -> tuple[list[image.Panel], int]:
+        """What `show` draws side by side, and the height: about `size`."""
         flat = image.plane(self.map)
         tall = (self.photo or image.colour(flat)).height
-        height = tall * max(1, round(448 / tall))  # a small map is enlarged by an integer factor
+        height = tall * max(1, round(size / tall))  # a small map is enlarged by an integer factor
         scheme = image.scheme_of(flat, dark)
         drawn = image.Panel(image.colour(flat, scheme), describe(self.method))
         bar = image.Panel(image.bar(flat, height, dark, scheme), framed=False)
@@ -99,8 +105,7 @@ class Explanation:
             panels |= {"overlay": [overlay], "all": [photo, drawn, overlay, bar]}
         if only not in (None, *PICTURES):
             raise ValueError(f"only must be {' or '.join(map(repr, PICTURES))}, not {only!r}")
-        row = panels.get(only or "all", panels["map"])
-        return image.sheet([row], self.caption, cell=height, dark=dark, notes=self.notes)
+        return panels.get(only or "all", panels["map"]), height
 
     def overlay(self, *, dark: bool = False, smooth: bool = False) -> Image.Image:
         """The map over a pale copy of the photo, and nothing else; the map alone without a photo."""
@@ -145,15 +150,14 @@ class Explanation:
     def _repr_html_(self) -> str:
         if self.map.dim() not in (2, 3):  # not a picture
             return f"<pre>{escape(repr(self))}</pre>"
-        drawn = io.BytesIO()
-        self.show().save(drawn, format="PNG")
-        data = base64.b64encode(drawn.getvalue()).decode()
-        guesses = ", ".join(escape(named(guess)) for guess in self.top)
-        alt = escape(" ".join((self.caption, *self.notes)), quote=True)
-        return (
-            f'<figure><img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
-            f"<figcaption>Top classes: {guesses}</figcaption></figure>"
-        )
+        row, height = self._panels(224)
+        data = base64.b64encode(files.png(image.sheet([row], cell=height))).decode()
+        alt = escape(f"What the network looked at: {self.caption}", quote=True)
+        picture = f'<img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
+        top = f"Top classes: {', '.join(map(named, self.top))}"
+        below = "<br>".join(map(escape, (*self.notes, *([top] if self.top else ()))))
+        caption = f"<strong>{escape(self.caption)}</strong>"
+        return f"<div>{caption}<br>{picture}<br>{below}</div>"
 
 
 def value_of(explanation: Explanation) -> str:

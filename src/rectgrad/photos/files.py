@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -126,14 +127,21 @@ def alive(pid: int) -> bool:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Writes a PNG with colours rounded to multiples of 5, compressed by runs alone.
+    """Writes a PNG."""
+    with atomic(path) as part:
+        part.write_bytes(png(picture))
+
+
+def png(picture: Image.Image) -> bytes:
+    """A PNG file with colours rounded to multiples of 5, compressed by runs alone.
 
     For a sheet of `rectgrad explain` this saves 43 % of the space and 30 % of the time of compress_level=3,
     with an SSIM of 0.993. A palette of 256 colours would save 60 %, but shows bands in photos and bars.
     """
     rounded = picture.point(_ROUNDED * 3) if picture.mode == "RGB" else picture
-    with atomic(path) as part:
-        rounded.save(part, format="PNG", compress_type=zlib.Z_RLE)
+    stream = io.BytesIO()
+    rounded.save(stream, format="PNG", compress_type=zlib.Z_RLE)
+    return stream.getvalue()
 
 
 _ROUNDED = [5 * round(value / 5) for value in range(256)]
