@@ -142,7 +142,7 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
     assert "2 photos explained" in out
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
-    assert "2 photos explained, 2 of them earlier" in out
+    assert "2 photos explained, 2 of them in an earlier run" in out
     photo(tmp_path / "c.png", seed=2)
     Path("explained/list.json").write_text("[1, 2]")  # a file of somebody else's
     run("explain", "c.png", "--model", TINY, "--q", "60")
@@ -371,7 +371,7 @@ def test_each_photo_has_its_own_result_whatever_it_is_called(run, tmp_path):
     assert len({record["picture"].lower() for record in records}) == len(records)
     assert Path("r/n1/a.json").exists()
     _, out, _ = run(*common)
-    assert f"{len(records)} photos explained, {len(records)} of them earlier" in out
+    assert f"{len(records)} photos explained, {len(records)} of them in an earlier run" in out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
