@@ -140,9 +140,9 @@ def test_files_that_are_no_photos_get_a_sentence_and_the_page_goes_on(page, tmp_
     (tmp_path / "text.jpg").write_text("Dear diary")
     (tmp_path / "large.png").write_bytes(whole * (1 + 20 * 2**20 // len(whole)))
     said = {
-        "broken.png": "broken.png: broken",
+        "broken.png": "broken.png: cannot be read",
         "huge.png": "20000 x 10000 pixels exceed the limit of 150 megapixels",
-        "text.jpg": "text.jpg: not an image that can be read",
+        "text.jpg": "text.jpg: not an image, or not in a supported format",
         "large.png": "large.png is larger than the limit of 20 MB.",
     }
     for name, sentence in said.items():

@@ -134,10 +134,10 @@ def test_files_that_are_no_photos_get_a_sentence(client):
     huge = io.BytesIO()
     Image.new("1", (20_000, 10_000)).save(huge, format="PNG")
     said = {
-        "broken.png": (whole[: len(whole) // 2], "broken.png: broken"),
+        "broken.png": (whole[: len(whole) // 2], "broken.png: cannot be read"),
         "huge.png": (huge.getvalue(), "20000 x 10000 pixels exceed the limit of 150 megapixels"),
-        "text.jpg": (b"Dear diary", "text.jpg: not an image that can be read"),
-        "empty.png": (b"", "empty.png: not an image that can be read"),
+        "text.jpg": (b"Dear diary", "text.jpg: not an image, or not in a supported format"),
+        "empty.png": (b"", "empty.png: not an image, or not in a supported format"),
     }
     for name, (content, sentence) in said.items():
         assert client.upload(content, name).is_success

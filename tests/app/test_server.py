@@ -21,8 +21,8 @@ from rectgrad.cli import app as command_line
     ("arguments", "sentence"),
     [
         (["--host", "0.0.0.0"], "--auth user:password, or --insecure"),
-        (["--host", "nonsense.invalid", "--insecure"], "--host nonsense.invalid cannot be served: "),
-        (["--auth", "me"], "--auth takes user:password"),
+        (["--host", "nonsense.invalid", "--insecure"], "cannot listen on --host nonsense.invalid: "),
+        (["--auth", "me"], "--auth must have the form user:password"),
         (["/no/such/folder"], "'/no/such/folder' is not a folder"),
         (["--model", "nonsense"], "unknown model 'nonsense'"),
     ],
@@ -38,7 +38,7 @@ def test_a_port_that_is_taken_is_named_and_without_a_port_another_is_found(monke
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port} cannot be served: Address already in use"):
+        with pytest.raises(ValueError, match=f"cannot listen on .*--port {port}: Address already in use"):
             server.listen("127.0.0.1", port)
         monkeypatch.setattr(server, "FIRST_PORT", port)
         with server.listen("127.0.0.1", None) as found:
@@ -118,7 +118,7 @@ def test_silent_sessions_end_with_their_uploads(monkeypatch, tmp_path):
     known.look(known.get(token), "cat")
     assert known.open(token) == token  # a page that is loaded again
     known.get(token).seen = time.monotonic() - 60 * sessions.MINUTES - 1
-    known.end_silent()
+    known.end_idle()
     assert known.get(token) is None
     assert released == ["cat"]
     assert list(tmp_path.iterdir()) == []
