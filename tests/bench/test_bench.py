@@ -457,7 +457,10 @@ ERRORS = {
     "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench models are efficientnet_lite0"),
     "no such method": (["--method", "gradcam"], "unknown method 'gradcam'; methods are rectgrad"),
     "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75, not 64"),
-    "no whole patches": (["--model", "vit_b_16", "--pixels", "100"], "in multiples of 16, not 100"),
+    "no whole patches": (
+        ["--model", "vit_b_16", "--pixels", "100"],
+        "a multiple of 16 for vit_b_16, not 100",
+    ),
     "no pictures": (["--batch", "0"], "batch must be at least 1, not 0"),
     "no rounds": (["--rounds", "0"], "rounds must be at least 1, not 0"),
     "no threads": (["--threads", "0"], "threads must be at least 1, not 0"),

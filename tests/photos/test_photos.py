@@ -156,5 +156,5 @@ def test_reading_changes_no_state_of_the_process(tmp_path):
 def test_a_device_or_a_pipe_is_no_photo(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     for path in ("/dev/zero", tmp_path / "pipe.jpg"):
-        with pytest.raises(photos.UnreadableImageError, match="not a file"):
+        with pytest.raises(photos.UnreadableImageError, match="not a regular file"):
             photos.read(path)
