@@ -55,7 +55,7 @@ def width_of(path: Path) -> int:
 
 
 def check(page, *methods: str) -> None:
-    """Chooses or drops methods in the list."""
+    """Selects or deselects methods in the list."""
     page.click("#method")
     for method in methods:
         page.click(f"#methods input[value={method}]")
@@ -132,7 +132,7 @@ def test_the_page_draws_what_the_library_draws(page):
     assert np.abs(blended - expected).mean() < 3
 
 
-def test_files_that_are_no_photos_get_a_sentence_and_the_page_goes_on(page, tmp_path):
+def test_invalid_photos_produce_an_error_message_and_the_page_keeps_working(page, tmp_path):
     explorer.ready(page)
     whole = files.sample_photo().read_bytes()
     (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])

@@ -1,4 +1,4 @@
-"""Specificity: the definition, by hand; and where there is none, the reason."""
+"""Specificity: a direct implementation of the definition, and the reasons if there is none."""
 
 import pytest
 import torch

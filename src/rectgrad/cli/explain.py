@@ -65,7 +65,9 @@ class Explain:
 @shared.with_method_options
 def explain_command(
     images: shared.Images = None,
-    method: Annotated[str, typer.Option(help="Method; see `rectgrad methods`.")] = recommended("where"),
+    method: Annotated[str, typer.Option(help="Attribution method; see `rectgrad methods`.")] = recommended(
+        "where"
+    ),
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,

@@ -83,7 +83,7 @@ class Layers:
 @layers_app.command("layers")
 def layers(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names.")] = "saliency,rectgrad",
+    methods: Annotated[str, typer.Option(help="Comma-separated method names.")] = "saliency,rectgrad",
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     count: Annotated[int, typer.Option(min=2, help="Number of layers to show, evenly spaced.")] = 8,
     target: shared.Target = None,

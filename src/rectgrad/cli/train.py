@@ -23,7 +23,9 @@ def train(
     epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     patch: Annotated[bool, typer.Option("--patch", help="Add a patch of noise to every image.")] = False,
-    half: Annotated[bool, typer.Option("--half", help="Save 16-bit weights, which halves the file.")] = False,
+    half: Annotated[
+        bool, typer.Option("--half", help="Save 16-bit weights, which halves the file size.")
+    ] = False,
     device: shared.Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Safetensors file; default: DATASET_cnn.safetensors.")
