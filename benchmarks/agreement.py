@@ -1,12 +1,12 @@
-"""Do the maps that experiments measure agree with implementations that share no code with the engine?
+"""Checks that the maps of the experiments agree with implementations that share no code with the engine.
 
     python benchmarks/agreement.py [--dataset cifar10] [--per-class 10]
 
 Uses the images with masks (100 on CIFAR-10). Compares every method with the slow versions of
 tests/reference/, written from the paper; SmoothGrad and integrated gradients with plain autograd in a loop;
-epsilon-LRP with Captum. In float64 both must agree to rounding; our float32 maps, as in the experiments, are
-compared with float64, where a unit whose score is close to tau may end up on either side. Takes about ten
-minutes. Writes results/DATASET/agreement.json, which the report shows.
+epsilon-LRP with Captum. In float64, both must agree to rounding. Our float32 maps, as used in the
+experiments, are compared with float64 maps; a unit whose score is close to tau may end up on either side.
+Takes about ten minutes. Writes results/DATASET/agreement.json, which the report shows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def integrated(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def noise(j: int, x: Tensor) -> Tensor:
-    """The j-th noise of seed 0, each picture's own."""
+    """The j-th noise of seed 0, which is different for each image."""
     own = [generator_of(b"0", str(j).encode(), bytes_of(each.float().cpu())) for each in x]
     return torch.stack([torch.randn(x.shape[1:], generator=generator) for generator in own]).to(x)
 
@@ -71,7 +71,7 @@ OTHERS = {
 
 
 def difference(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The largest difference of each map, as a share of its largest value."""
+    """The largest difference within each map, relative to the map's largest value."""
     return (ours - theirs).flatten(1).abs().amax(1) / theirs.flatten(1).abs().amax(1)
 
 

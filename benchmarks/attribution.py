@@ -1,10 +1,10 @@
-"""Time of the maps of all 60,000 CIFAR-10 images for the methods of ROAR and KAR.
+"""Measures the time to compute maps of all 60,000 CIFAR-10 images with the methods of ROAR and KAR.
 
     python benchmarks/attribution.py [--device cuda] [--pictures 60000] [--out FILE]
 
-Measured twice: in full float32 and deterministic, as in the experiment, and with torch's default settings,
-under which convolutions on a GPU use TF32. Each method explains a thousand images first; compilation is not
-counted, but reported. Needs CIFAR-10. Writes results/bench/h200-attribution.json by default.
+Measures twice: in full float32 with deterministic kernels, as in the experiment, and with torch's default
+settings, where convolutions on a GPU use TF32. Each method explains a thousand images as a warm-up;
+compilation is reported separately. Needs CIFAR-10. Writes results/bench/h200-attribution.json by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def seconds(module: Any, x: torch.Tensor, method: str) -> float:
-    """From pictures in memory to maps in memory."""
+    """The time from images in memory to maps in memory."""
     started = time.perf_counter()
     comparison_map(module, x, method)
     return time.perf_counter() - started

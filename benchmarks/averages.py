@@ -1,4 +1,4 @@
-"""SmoothGrad and Integrated Gradients against Captum's, and how many copies of the input a pass should take.
+"""Compares SmoothGrad and Integrated Gradients with Captum's, and numbers of input copies per pass.
 
     python benchmarks/averages.py                     # time of ours / time of Captum's
     python benchmarks/averages.py --copies 1,2,4,8    # time with this many copies per pass / default time
@@ -32,7 +32,7 @@ def ours(model: torch.nn.Module, x: torch.Tensor, name: str, n: int) -> Callable
 
 
 def with_copies(k: int, run: Callable[[], None]) -> Callable[[], None]:
-    """The same with k copies in a pass, whatever they take."""
+    """The same call with k copies per pass, without a memory limit."""
 
     def limited() -> None:
         kept = dict(copies.ROWS), dict(copies.BYTES)
@@ -55,7 +55,7 @@ def captums(model: torch.nn.Module, x: torch.Tensor, name: str, n: int) -> Calla
 
 
 def rounds(contenders: dict[str, Callable[[], None]], count: int, device: str) -> dict[str, list[float]]:
-    """Seconds of each contender in each round."""
+    """Seconds per call of each contender in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for i in range(count + 1):
         for name, run in contenders.items():
@@ -76,8 +76,8 @@ def ratios(seconds: list[float], by: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--count", type=int, default=50, help="samples and steps")
-    parser.add_argument("--copies", default="", help="numbers of copies in a pass to compare, as in 1,2,4,8")
+    parser.add_argument("--count", type=int, default=50, help="number of samples and steps")
+    parser.add_argument("--copies", default="", help="comma-separated numbers of copies per pass to compare")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Ordinary calls and captured ones on a GPU, as ratios to a plain gradient. Writes a record.
+"""Measures ordinary and captured calls on a GPU relative to a plain gradient, and writes a record.
 
     python benchmarks/engine_cuda.py --out results/bench/h200-engine.json
 
 A plain gradient is `torch.autograd.grad` of the class scores with respect to the input, eager, in the same
 process, with the same type, memory format and TF32 setting. Contenders are interleaved; a ratio is the median
-over the rounds of the ratios within a round. A time is that of one call, including the wait for the device.
+over the rounds of the ratios within a round. A time is that of one call, including synchronisation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Photos per second and memory of `rectgrad explain FOLDER`, with and without specificity.
+"""Measures the speed and memory of `rectgrad explain FOLDER`, with and without specificity.
 
     python benchmarks/explain_folder.py PHOTOS [--against OTHER/src] [--rounds 3] [--method rectgrad]
 
-Runs the command in a process of its own, so that another checkout can be measured too: `git worktree add
-OTHER COMMIT`, then `--against OTHER/src`. They take turns, and the ratio of the medians is printed. Photos
-per second are counted from the first result to the last, without imports and loading the model; `whole
-command` includes them. Memory is the resident size after a fifth of the photos and at the end. Linux.
+Runs the command in a subprocess, so that another checkout can be measured too: `git worktree add OTHER
+COMMIT`, then `--against OTHER/src`. The two alternate, and the ratio of the medians is printed. Photos per
+second are counted from the first result to the last, without imports and loading the model; `whole command`
+includes them. Memory is the resident size after a fifth of the photos and at the end. Linux only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HERE = Path(__file__).parents[1] / "src"
 
 
 class Measured(NamedTuple):
-    """Photos per second, from first to last result and of the whole command; megabytes early and late."""
+    """Photos per second, from first to last result and for the whole command; memory early and late (MB)."""
 
     rate: float
     whole: float
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def measure(source: Path, photos: Path, method: str, options: list[str]) -> Measured:
-    """One run of the checkout whose `src` folder is given."""
+    """Runs the command of the checkout whose `src` folder is given."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         command = [sys.executable, "-m", "rectgrad", "explain", str(photos), "--method", method]
@@ -57,7 +57,7 @@ def measure(source: Path, photos: Path, method: str, options: list[str]) -> Meas
 
 
 def _sizes(pid: int, process: subprocess.Popen, out: Path) -> list[tuple[int, float]]:
-    """(results so far, megabytes) while the process runs."""
+    """Samples (results so far, memory in MB) while the process runs."""
     sizes: list[tuple[int, float]] = []
     while process.poll() is None:
         done = sum(1 for _ in out.rglob("*.json")) if out.exists() else 0
@@ -65,7 +65,7 @@ def _sizes(pid: int, process: subprocess.Popen, out: Path) -> list[tuple[int, fl
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
             break
-        if pages:  # 0 while the process ends
+        if pages:  # 0 while the process exits
             sizes.append((done, pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
         time.sleep(0.5)
     process.wait()
@@ -77,7 +77,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--against", type=Path, help="src of another checkout")
+    parser.add_argument("--against", type=Path, help="src folder of another checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--method", default="rectgrad")
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""The explorer under load: how fast the slider redraws, and ten visitors at once.
+"""Measures the explorer: the delay of the slider, and memory with ten visitors at once.
 
     python benchmarks/explorer.py [--seconds 60] [--clients 10] [--out FILE]
 
-Redraw: time in Chromium on this machine from the input of the slider to the new map, by the clock of the
-page. Visitors: each repeatedly uploads its own photo, requests two maps and downloads them; the returned
-photo must be its own. Reports the resident memory of the server before, during and after the visits. Writes
+Redraw: time in Chromium on this machine from moving the slider to the new map, measured in the page.
+Visitors: each repeatedly uploads its own photo, requests two maps and downloads them; the returned photo must
+be its own. Reports the resident memory of the server before, during and after the visits. Writes
 results/bench/explorer.json by default.
 """
 
@@ -33,7 +33,7 @@ MODEL = "efficientnet_lite0"
 
 
 def redraws(url: str) -> list[float]:
-    """Milliseconds, one for each of 19 values of q."""
+    """Delays in milliseconds for 19 values of q."""
     with explorer.browser() as opened:
         page = explorer.page_of(opened, url)
         found = []

@@ -1,14 +1,15 @@
-"""Broken image files and senseless command lines, at random, for a while.
+"""Fuzzes image files and command lines for a given time.
 
     python benchmarks/fuzz.py [--seconds 60] [--seed 0] [--out FILE] [--case images:17]
 
-Images: small pictures of many formats and modes, with bytes flipped, cut out, inserted and doubled, are read:
-each is a picture in RGB or one sentence, within seconds. Commands: right and wrong values of every option
-that a command has, in any combination: status 0, 1 or 2; with 2 one line on stderr; nothing written outside
---out or over what was there. Both run in child processes: one that crashes or hangs is counted and replaced.
+Images: reads small images of many formats and modes with bytes flipped, removed, inserted or duplicated. The
+result must be an RGB picture or a one-line error, within seconds. Commands: runs commands with random
+combinations of valid and invalid option values. The exit status must be 0, 1 or 2, with a single line on
+stderr for 2, and no file may be written outside --out or overwritten. Both run in child processes; a child
+that crashes or hangs is counted and replaced.
 
-A case depends on the seed and its number alone; --case runs one again and tells all. Exit status 1 where a
-case failed. Writes results/bench/fuzz.json by default.
+A case depends only on the seed and its number; --case repeats one with full output. The exit status is 1 if
+a case failed. Writes results/bench/fuzz.json by default.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-HANGS = 60  # seconds without an answer: the child is ended
-# Seconds that a case may take. A few bytes may stand for a picture just below the limit of 150 megapixels.
+HANGS = 60  # seconds without a response after which the child is killed
+# Time limit of a case in seconds. A few bytes can encode a picture just below the limit of 150 megapixels.
 SLOW = {"images": 20, "commands": 20}
 
 
 class Outcome(NamedTuple):
-    """kind: what is counted. fault: what is wrong, in one line; None where nothing is. told: of a fault."""
+    """kind: the category to count. fault: what is wrong, in one line; None if nothing is. told: details."""
 
     kind: str
     fault: str | None = None
@@ -69,26 +70,26 @@ def picture(mode: str, size: tuple[int, int]) -> Image.Image:
 
 
 def originals() -> list[bytes]:
-    """Every format in every mode that Pillow writes it in; the camera's rotation and several frames too."""
+    """Images in every format and mode that Pillow can write, also with EXIF rotation and several frames."""
     exif = Image.Exif()
     exif[0x0112] = 6
     frames = [picture("RGB", (17, 9)), picture("RGB", (17, 9)).rotate(90)]
     ways: list[dict[str, Any]] = [{}, {"exif": exif}, {"save_all": True, "append_images": frames}]
     found = []
     for kind, mode, size in itertools.product(FORMATS, MODES, SIZES):
-        # libtiff corrupts memory where it refuses to write JPEG in some modes
+        # Other modes are left out: libtiff corrupts memory when it fails to write them as JPEG.
         own = [{"compression": name} for name in TIFF] if kind == "TIFF" and mode in ("L", "RGB") else []
         for way in [*ways, *own]:
             stream = io.BytesIO()
-            with contextlib.suppress(Exception):  # Pillow's reasons are many
+            with contextlib.suppress(Exception):  # Pillow fails in many ways
                 picture(mode, size).save(stream, kind, **way)
-                Image.open(stream).load()  # it does not read all that it writes
+                Image.open(stream).load()  # Pillow cannot read everything that it writes
                 found.append(stream.getvalue())
     return found
 
 
 def broken(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
-    """The bytes with a few mishaps."""
+    """The bytes with a few random defects."""
     data = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 3, 8))):
         at = draw.randrange(len(data) + 1)
@@ -120,16 +121,16 @@ def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
     def case(number: int) -> Outcome:
         draw = random.Random(f"{seed} images {number}")
         content = draw.choice(known)
-        whole = draw.random() < 0.05  # as it was: a control
+        whole = draw.random() < 0.05  # intact: a control
         path.write_bytes(content if whole else broken(content, known, draw))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = photos.read(path, enough=draw.choice((None, 16)))
         except photos.UnreadableImageError as error:
-            sentence = str(error).replace(str(path), path.name, 1)
-            if whole or "\n" in sentence or sentence == str(error):
-                return Outcome("refused", f"refused, whole: {whole}, with {sentence!r}")
+            message = str(error).replace(str(path), path.name, 1)
+            if whole or "\n" in message or message == str(error):
+                return Outcome("refused", f"refused, whole: {whole}, with {message!r}")
             return Outcome("refused")
         except BaseException as error:
             return Outcome("fault", f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -142,8 +143,8 @@ def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
 
 # --- commands ----------------------------------------------------------------------------------------------
 
-PICTURES = ("explain", "compare", "sweep", "layers")  # asked more often
-LONG = ("train", "bench")  # asked for their help alone
+PICTURES = ("explain", "compare", "sweep", "layers")  # run more often
+LONG = ("train", "bench")  # only run with --help
 PATHS = ["", "nowhere", "text.txt", "folder", "x" * 300, "caf\udce9", "-", "photo.png/below", "*"]
 PHOTOS = (
     ["photo.png", "grey.jpg", "folder"],
@@ -151,7 +152,7 @@ PHOTOS = (
 )
 STRANGE = ["", *"-1 1e30 -inf inf nan 1e400 0x10 x 9999999999999999999999".split()]
 SOME = "rectgrad rectgrad_prr rectgrad_mod saliency guided_backprop deconv epsilon_lrp deeplift".split()
-Values = tuple[list[str], list[str]]  # right ones and wrong ones
+Values = tuple[list[str], list[str]]  # mostly valid values, mostly invalid values
 VALUES: dict[str, Values] = {
     "images": PHOTOS,
     "photo": PHOTOS,
@@ -183,8 +184,8 @@ VALUES: dict[str, Values] = {
     "host": (["127.0.0.1"], ["0.0.0.0", "example.org", ""]),
     "auth": (["user"], ["", "user", ":", "user:", ":password"]),
 }
-NUMBER: Values = (["0", "1", "0.5"], STRANGE)  # of any other option
-# What keeps a command from long work, a download or a server: the last value of an option counts.
+NUMBER: Values = (["0", "1", "0.5"], STRANGE)  # for all other options
+# Options that keep a command from long work, a download or a server. The last value of an option counts.
 BOUNDS: dict[str, list[list[str]]] = {
     "reproduce": [["--preset", "x"], ["--dataset", "x"]],
     "data": [["--from", name] for name in PATHS if name],
@@ -205,7 +206,7 @@ def command_line(draw: random.Random) -> list[str]:
 
 
 def drawn_options(name: str, draw: random.Random) -> Iterator[str]:
-    """Arguments, and some of the options that the command itself says it has."""
+    """Arguments, and a random choice of the options that the command declares."""
     import typer
 
     from rectgrad.cli import COMMANDS
@@ -227,7 +228,7 @@ def drawn_options(name: str, draw: random.Random) -> Iterator[str]:
 
 
 def furnish(folder: Path) -> None:
-    """The files that the command lines name."""
+    """Creates the files that the command lines refer to."""
     import safetensors.torch
     import torch
 
@@ -269,11 +270,11 @@ def commands(folder: Path, seed: int) -> Callable[[int], Outcome]:
     def case(number: int) -> Outcome:
         words = command_line(random.Random(f"{seed} commands {number}"))
         os.chdir(home)
-        cli.app = entry  # the module of the command `app` takes its place once it is imported
-        status, said = run(words)
+        cli.app = entry  # importing the module of the command `app` replaces it
+        status, stderr = run(words)
         out = (home / words[_last(words, "--out") + 1]).absolute() if "--out" in words[:-1] else home / "none"
-        wrong = judged(status, said, changed(folder, before, out))
-        return Outcome(f"{words[0]} {status}", wrong, f"rectgrad {shlex.join(words)}\n{said}")
+        wrong = judged(status, stderr, changed(folder, before, out))
+        return Outcome(f"{words[0]} {status}", wrong, f"rectgrad {shlex.join(words)}\n{stderr}")
 
     return case
 
@@ -310,9 +311,9 @@ def run(words: list[str]) -> tuple[Any, str]:
 
 
 def changed(folder: Path, before: dict[Path, bytes | None], out: Path) -> list[str]:
-    """What a command wrote where it must not; everything is put back."""
+    """The files that a command must not have written; all changes are undone."""
     wrong, now = [], contents(folder)
-    for path in sorted(now, reverse=True):  # what is inside a folder before the folder
+    for path in sorted(now, reverse=True):  # the contents of a folder come before the folder
         if path not in before:
             results = Path(os.path.normpath(out))
             inside = results == path or results in path.parents or path in results.parents
@@ -326,20 +327,20 @@ def changed(folder: Path, before: dict[Path, bytes | None], out: Path) -> list[s
     return wrong
 
 
-def judged(status: Any, said: str, written: list[str]) -> str | None:
-    lines = said.splitlines()
+def judged(status: Any, stderr: str, written: list[str]) -> str | None:
+    lines = stderr.splitlines()
     if status not in (0, 1, 2):
-        return f"status {status}: {lines[-1] if lines else 'no word'}"
-    if "Traceback" in said:
+        return f"status {status}: {lines[-1] if lines else 'no message'}"
+    if "Traceback" in stderr:
         return "a traceback"
-    if status == 2 and (len(lines) != 1 or not said.startswith("rectgrad: ")):
+    if status == 2 and (len(lines) != 1 or not stderr.startswith("rectgrad: ")):
         return f"status 2 with {len(lines)} lines: {lines[:1]}"
-    if status == 2 and PYTHONS.search(said):
-        return f"a sentence of Python's: {said.strip()}"
+    if status == 2 and PYTHONS.search(stderr):
+        return f"an internal message of Python: {stderr.strip()}"
     return "; ".join(written) or None
 
 
-# What an error says that nobody foresaw, though it looks like one of those for people.
+# Messages of Python that reveal a bug even if they are printed like an error message for the user.
 PYTHONS = re.compile(
     r"values to unpack|object is not|object has no|NoneType|positional argument|out of range$|"
     r"division by zero|not subscriptable|surrogates not allowed"
@@ -352,10 +353,10 @@ KINDS = {"images": images, "commands": commands}
 
 
 def child(kind: str, seed: int, first: int, answers: Any) -> None:
-    """Cases from `first` on, for ever; each answer as it comes."""
+    """Runs cases from `first` on until it is killed, and sends each outcome."""
     warnings.simplefilter("ignore")
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)  # the decoders' own remarks
+    os.dup2(quiet, 2)  # hides messages of the decoders
     with tempfile.TemporaryDirectory() as folder:
         case = KINDS[kind](Path(folder).resolve(), seed)
         answers.send("ready")
@@ -366,7 +367,7 @@ def child(kind: str, seed: int, first: int, answers: Any) -> None:
 
 
 class Children:
-    """One child at a time; a new one from where the last one ended."""
+    """Runs one child at a time; a new child continues where the last one ended."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self.seed, self.following, self.restarts = kind, seed, 0, -1
@@ -380,10 +381,10 @@ class Children:
         theirs.close()
         self.restarts += 1
         if not self.answers.poll(120) or self.answers.recv() != "ready":
-            raise RuntimeError(f"the child for {self.kind} does not start")
+            raise RuntimeError(f"the child process for {self.kind} does not start")
 
     def answer(self) -> tuple[int, float, Outcome]:
-        """Of the next case; of one that crashed or hung, from a new child's point of view."""
+        """The number, duration and outcome of the next case. Starts a new child if it crashes or hangs."""
         started, number = time.perf_counter(), self.following
         self.following += 1
         with contextlib.suppress(EOFError):
@@ -393,7 +394,7 @@ class Children:
         ended = self.process.exitcode
         self.stop()
         self.start()
-        what = f"no answer in {HANGS} s" if ended is None else f"the process ended with {ended}"
+        what = f"no response in {HANGS} s" if ended is None else f"the process exited with {ended}"
         return number, time.perf_counter() - started, Outcome("crashed or hung", what)
 
     def stop(self) -> None:
@@ -402,7 +403,7 @@ class Children:
 
 
 def fuzz(kind: str, seed: int, seconds: float) -> dict[str, Any]:
-    """Counts, the slowest case and the faults of as many cases as there is time for."""
+    """Runs cases for this many seconds. Returns counts, the slowest case and the faults."""
     counts: Counter[str] = Counter()
     faults: list[dict[str, Any]] = []
     children, slowest = Children(kind, seed), (0.0, 0)
@@ -415,7 +416,7 @@ def fuzz(kind: str, seed: int, seconds: float) -> dict[str, Any]:
         fault = outcome.fault or (f"took {spent:.1f} s" if spent > SLOW[kind] else None)
         if fault:
             ends_of = [outcome.told.strip().splitlines()[at] for at in (0, -1) if outcome.told.strip()]
-            told = "\n".join(dict.fromkeys(ends_of))  # of a traceback the last line; --case tells all
+            told = "\n".join(dict.fromkeys(ends_of))  # first and last line; --case prints everything
             faults.append({"case": f"{kind}:{number}", "seed": seed, "fault": fault, "told": told})
     children.stop()
     return {
@@ -429,7 +430,7 @@ def fuzz(kind: str, seed: int, seconds: float) -> dict[str, Any]:
 
 
 def again(case: str, seed: int) -> None:
-    """One case, here, in full."""
+    """Repeats one case in this process with full output."""
     kind, _, number = case.partition(":")
     with tempfile.TemporaryDirectory() as folder:
         outcome = KINDS[kind](Path(folder).resolve(), seed)(int(number))
@@ -440,10 +441,12 @@ def again(case: str, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="half for images, half for commands")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="total time, half for images and half for commands"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/bench/fuzz.json"))
-    parser.add_argument("--case", help="KIND:NUMBER of a case to run again")
+    parser.add_argument("--case", help="KIND:NUMBER of a case to repeat")
     given = parser.parse_args()
     if given.case:
         again(given.case, given.seed)
@@ -457,7 +460,7 @@ def main() -> None:
         print(f"{kind}: {record[kind]['cases']} cases, {record[kind]['counts']}", flush=True)
         for fault in record[kind]["first_faults"]:
             print(f"  {fault['fault'].strip()}\n    {fault['told'].strip()[:300]}")
-            print(f"    again: python benchmarks/fuzz.py --seed {fault['seed']} --case {fault['case']}")
+            print(f"    repeat: python benchmarks/fuzz.py --seed {fault['seed']} --case {fault['case']}")
     files.save_json(record, given.out)
     sys.exit(1 if any(record[kind]["faults"] for kind in KINDS) else 0)
 

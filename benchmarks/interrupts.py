@@ -1,15 +1,15 @@
-"""KeyboardInterrupts at random moments of a call: each one surfaces, and nothing is left behind.
+"""Interrupts calls at random moments: each KeyboardInterrupt must be raised and leave nothing behind.
 
     OMP_NUM_THREADS=1 python benchmarks/interrupts.py [--count 4000] [--seed 0] [--out FILE]
 
-Half of them are raised by the handler of a timer's signal, as Ctrl-C does it, half are sent to the thread by
-`PyThreadState_SetAsyncExc`. Every call is interrupted at a moment drawn uniformly from [0, 1.1 * its usual
-duration]; calls that are over by then are not counted. Afterwards torch's modes, the garbage collector, the
-random states, the model and the inputs must be as before, the next two calls, first from another thread, then
-from this one, must return the expected map, and freeing the traceback must change nothing. A call that does
-not return within --wait seconds is stuck; the rest then runs in a new process. Exit status 1 if anything was
-wrong. About three minutes on one core. Needs `signal.setitimer`, which Windows lacks. Writes
-results/bench/interrupts.json by default.
+Half of the interrupts are raised by the handler of a timer signal, like Ctrl-C; the others are sent to the
+thread with `PyThreadState_SetAsyncExc`. Every call is interrupted at a time drawn uniformly from [0, 1.1 *
+its usual duration]; calls that have finished by then are not counted. Afterwards torch's modes, the garbage
+collector, the random states, the model and the inputs must be unchanged; the next two calls, first from
+another thread, then from this one, must return the expected map; and freeing the traceback must change
+nothing. A call that does not return within --wait seconds is stuck, and the rest runs in a new process. The
+exit status is 1 if anything was wrong. Takes about three minutes on one core. Needs `signal.setitimer`, which
+is not available on Windows. Writes results/bench/interrupts.json by default.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from rectgrad.bench.environment import commit, environment
 from rectgrad.photos import files
 
 TOLERANCE = 1e-6  # of a map's largest value
-MOST_ATTEMPTS = 10  # for each interrupt: on a busy machine a call may be over before its interrupt comes
-MOST_PROCESSES = 20  # a call that is stuck ends one
-MOST_FAULTS = 50  # written to the record; the rest is only counted
-LEAD = 1e-3  # seconds: a thread is running by then
-RECORD = "record"  # besides the names of methods
+MOST_ATTEMPTS = 10  # per interrupt: on a busy machine, a call may finish before it is interrupted
+MOST_PROCESSES = 20  # a new one is needed after each stuck call
+MOST_FAULTS = 50  # written to the record; the others are only counted
+LEAD = 1e-3  # seconds, enough for a thread to start
+RECORD = "record"  # stands for `rectgrad.record` among the names of methods
 OPTIONS: dict[str, dict[str, Any]] = {
     "rectgrad": {"q": 80.0},
     "guided_backprop": {},
@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Double(torch.autograd.Function):
-    """Linear, but the recorder cannot link it: the model needs the autograd bridge."""
+    """A linear function that the recorder cannot link, so that the model needs the autograd bridge."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Doubled(nn.Module):
 
 
 class Net(nn.Module):
-    """Convolutions, batch norm, a ReLU module that is used twice, a sum; it also writes on its attributes."""
+    """Convolutions, batch norm, a ReLU module that is used twice, and a sum; forward modifies attributes."""
 
     def __init__(self, middle: nn.Module | None = None, inplace: bool = False) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ CASES = tuple(itertools.product(NETWORKS, OPTIONS))
 
 
 def network(name: str) -> nn.Module:
-    """Always the same weights; the global random state stays as it was."""
+    """A network with fixed weights; the global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return NETWORKS[name]()
@@ -135,7 +135,7 @@ def compute(model: nn.Module, x: Tensor, method: str) -> Tensor:
 
 
 class BySignal:
-    """A timer's signal, whose handler raises KeyboardInterrupt in the main thread."""
+    """Uses a timer signal whose handler raises KeyboardInterrupt in the main thread."""
 
     def __init__(self) -> None:
         self.stopped, self.sent, self._open = True, False, False
@@ -152,7 +152,7 @@ class BySignal:
             raise KeyboardInterrupt
 
     def stop(self) -> None:
-        """From here on nothing is raised. To be called again where it was interrupted itself."""
+        """Nothing is raised after this returns. Must be called again if it was interrupted itself."""
         self._open = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.stopped = True
@@ -162,7 +162,7 @@ class BySignal:
 
 
 class ByThread:
-    """An exception that another thread sets for the main thread to raise.
+    """Uses another thread, which sets an exception for the main thread to raise.
 
     The two threads communicate through plain attributes: a lock or event that the main thread holds when it
     is interrupted could remain locked.
@@ -172,12 +172,12 @@ class ByThread:
         self.stopped, self.sent, self._open, self._done = True, False, False, True
         self.where = ""
         self._main = threading.get_ident()
-        # The other thread needs the interpreter's lock to interrupt. By default it may wait 5 ms for it.
+        # The other thread needs the GIL to interrupt. With the default interval it may wait 5 ms for it.
         self._former = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)
 
     def start(self, delay: float) -> None:
-        """Returns after LEAD seconds. To sleep meanwhile would be to wake up at some later time."""
+        """Returns after LEAD seconds. Busy-waits, because a sleep may take longer than requested."""
         self.stopped, self.sent, self._open, self._done = False, False, False, False
         begin = time.perf_counter() + LEAD
         _thread.start_new_thread(self._send, (begin + delay,))
@@ -186,7 +186,7 @@ class ByThread:
         self._open = True
 
     def _send(self, moment: float) -> None:
-        # On a busy machine an ordinary thread wakes up late. Without the right to this, more calls are over.
+        # On a busy machine, an ordinary thread wakes up late, and more calls finish before the interrupt.
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         time.sleep(max(moment - time.perf_counter(), 0))
@@ -197,7 +197,7 @@ class ByThread:
         self._done = True
 
     def stop(self) -> None:
-        """As above. What was set is raised here at the latest."""
+        """As above. An exception that was set is raised here at the latest."""
         self._open = False
         while not self._done:
             time.sleep(1e-5)
@@ -213,8 +213,8 @@ KINDS: dict[str, Callable[[], BySignal | ByThread]] = {"signal": BySignal, "thre
 
 
 class Interrupted:
-    """One call under one interrupt. outcome: "surfaced", "swallowed", "converted" into another exception, or
-    "late": the call was over. Holds the exception with its traceback, as an interactive interpreter does."""
+    """One interrupted call. outcome: "surfaced", "swallowed", "converted" into another exception, or "late"
+    if the call had finished. Holds the exception with its traceback, like an interactive interpreter."""
 
     def __init__(self, interrupt: BySignal | ByThread, delay: float, call: Callable[[], Any]) -> None:
         self.error: BaseException | None = None
@@ -227,7 +227,7 @@ class Interrupted:
         except BaseException as error:
             self.error = error
         while not interrupt.stopped:
-            with contextlib.suppress(KeyboardInterrupt):  # it came when the call had failed already
+            with contextlib.suppress(KeyboardInterrupt):  # it arrived after the call had already failed
                 interrupt.stop()
         self.outcome = self._outcome(interrupt.sent, returned)
         self.where = interrupt.where or (place_of(self.error.__traceback__) if self.error is not None else "")
@@ -242,7 +242,7 @@ class Interrupted:
 
 
 def place(frame: FrameType | None) -> str:
-    """The innermost line, and the line of rectgrad that it was called from."""
+    """The innermost line, and the line in rectgrad that it was called from."""
     lines: list[str] = []
     while frame is not None and len(lines) < 2:
         module = str(frame.f_globals.get("__name__"))
@@ -264,11 +264,11 @@ def place_of(trace: TracebackType | None) -> str:
     return " < ".join("".join(line) for line in dict.fromkeys([*lines[:1], ours]) if line is not None)
 
 
-# --- what must be as before --------------------------------------------------------------------------------
+# --- what must not change ----------------------------------------------------------------------------------
 
 
 def tensor_hooks() -> Any:
-    """The innermost hooks for saved tensors; on a torch that does not tell (2.4), whether there are any."""
+    """The innermost saved-tensor hooks; whether there are any on torch 2.4, which does not report them."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     if top is not None:
         return top(False)
@@ -276,13 +276,13 @@ def tensor_hooks() -> Any:
         node: Any = torch.zeros(1, requires_grad=True).exp().grad_fn
     try:
         node._raw_saved_result.register_hooks(lambda x: x, lambda x: x)
-    except RuntimeError:  # it has hooks already
+    except RuntimeError:  # it already has hooks
         return True
     return False
 
 
 def surroundings(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    """All that an interrupted call may not change, by name."""
+    """Everything that an interrupted call must not change, by name."""
     return {
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
@@ -306,7 +306,7 @@ def numpy_state() -> tuple:
 
 
 def attribute_state(value: Any) -> Any:
-    """Of a module: its attributes, down to submodules, parameters, buffers and hooks."""
+    """The state of a value; for a module, all attributes with submodules, parameters, buffers and hooks."""
     if isinstance(value, nn.Module):
         return id(value), attribute_state(vars(value))
     if isinstance(value, dict):
@@ -328,7 +328,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 class RandomStates:
-    """Random states to return to when a call changed them."""
+    """The random states, to restore them if a call changed them."""
 
     def __init__(self) -> None:
         self.torch, self.python, self.numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -340,8 +340,8 @@ class RandomStates:
 
 
 def repair(states: RandomStates) -> None:
-    """Undo what was left behind, so that the next interrupt is judged on its own. Modes come first: they
-    would see the other calls."""
+    """Undoes what was left behind, so that the next interrupt is judged on its own. Modes come first, because
+    they would intercept the other calls."""
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
     while torch._C._len_torch_dispatch_stack():
@@ -356,7 +356,7 @@ def repair(states: RandomStates) -> None:
 
 @dataclass
 class Part:
-    """What happened in one process."""
+    """The results of one process."""
 
     counts: dict[str, Counter[str]]
     faults: list[dict[str, str]]
@@ -368,11 +368,11 @@ class Part:
 
 
 class Run:
-    """Interrupts calls and keeps count of what happened, for each kind of interrupt."""
+    """Interrupts calls and counts the outcomes for each kind of interrupt."""
 
     def __init__(self, seed: int, wait: float) -> None:
         self.moments, self.wait = random.Random(seed), wait
-        self.stuck = False  # a lock is held: no call in this process would return
+        self.stuck = False  # True: a lock is held, and no call in this process would return
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         self.faults: list[dict[str, str]] = []
         self.x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -380,15 +380,15 @@ class Run:
         self.born: list[weakref.ref] = []
         self.expected = {case: compute(self.models[case[0]], self.x, case[1]) for case in CASES}
         gc.collect()
-        gc.freeze()  # a collection after each interrupt is quick if it skips what is there already
+        gc.freeze()  # makes the collection after each interrupt fast: it skips existing objects
         self.durations = self._durations()
         self.states = RandomStates()
-        self._notes: list[str] = []  # on the present attempt
+        self._notes: list[str] = []  # about the current attempt
 
     def _durations(self) -> dict[tuple[tuple[str, str], bool], float]:
-        """Medians for each case, with a fresh model and with one explained before, which the engine may know
-        to need the bridge. Measured in turn and between checks, as the interrupts come: a call that is
-        repeated at once is faster."""
+        """The median duration of each case, with a fresh model and with one that was explained before, which
+        the engine may know to need the bridge. Measured in turn and between checks, like the interrupted
+        calls, because a call that is repeated immediately is faster."""
         seconds: dict[tuple[tuple[str, str], bool], list[float]] = {}
         for _, fresh, case in itertools.product(range(3), (False, True), CASES):
             model = network(case[0]) if fresh else self.models[case[0]]
@@ -401,7 +401,7 @@ class Run:
         return {key: statistics.median(times) for key, times in seconds.items()}
 
     def interrupts(self, kind: str, count: int) -> Iterator[int]:
-        """Interrupt `count` calls, all cases in turn. Yields the number of interrupts after each."""
+        """Interrupts `count` calls, all cases in turn. Yields the number of interrupts after each."""
         counts, interrupt = self.counts[kind], KINDS[kind]()
         former, sys.unraisablehook = sys.unraisablehook, self._note_unraisable
         try:
@@ -438,9 +438,9 @@ class Run:
         counts["faulty"] += bool(faults)
         for fault in faults:
             counts[fault] += 1
-            told = "; ".join(filter(None, (done.message, *self._notes)))
+            message = "; ".join(filter(None, (done.message, *self._notes)))
             about = {"kind": kind, "network": name, "method": method, "fault": fault}
-            self.faults.append({**about, "at": done.where, "message": told})
+            self.faults.append({**about, "at": done.where, "message": message})
         self.stuck = "stuck" in faults
         if self.stuck:
             return
@@ -449,8 +449,8 @@ class Run:
             self._renew(name)
 
     def _freed(self, done: Interrupted, model: nn.Module) -> list[str]:
-        """A generator that was left suspended ends when the traceback is freed. That may be at any later
-        time, and must not return the program to the state in which the call began."""
+        """Frees the traceback, which ends suspended generators. This may happen at any later time and must
+        not restore the state from before the call."""
         torch.set_grad_enabled(not torch.is_grad_enabled())
         torch.rand(1), random.random(), np.random.random()
         vars(model)["calls"] = -1
@@ -466,7 +466,7 @@ class Run:
         self.born.append(weakref.ref(self.models[name]))
 
     def _next_calls(self, counts: Counter[str], name: str, method: str) -> list[str]:
-        """Faults of the next call from another thread, which no lock may stop, and of the one from here."""
+        """Faults of the next call from another thread, which no lock may block, and of one from this one."""
         found: list[Tensor | BaseException] = []
 
         def call() -> None:
@@ -479,7 +479,7 @@ class Run:
         thread.start()
         thread.join(self.wait)
         if thread.is_alive():
-            self._notes.append(f"waits at {place(sys._current_frames()[thread.ident])}")
+            self._notes.append(f"waiting at {place(sys._current_frames()[thread.ident])}")
             return ["stuck"]
         call()
         faults = []
@@ -497,19 +497,19 @@ class Run:
         return isinstance(got, Tensor) and bool((got - expected).abs().max() <= within)
 
     def _note_unraisable(self, unraisable: Any) -> None:
-        """Python drops an exception that a destructor or a weak reference's callback raises."""
+        """Records an exception from a destructor or a weak reference's callback, which Python drops."""
         what = getattr(unraisable.object, "__qualname__", type(unraisable.object).__qualname__)
         self._notes.append(f"dropped in {what} at {place_of(unraisable.exc_traceback)}")
 
     def models_held(self) -> int:
-        """Models that nothing but the library can still refer to."""
+        """The number of models that are still alive because the library refers to them."""
         self.models.clear()
         gc.collect()
         return sum(ref() is not None for ref in self.born)
 
 
 def part(counts: dict[str, int], seed: int, wait: float) -> Part:
-    """Up to `counts` interrupts of each kind, in a process of its own; fewer if a call is stuck."""
+    """Runs up to `counts` interrupts of each kind in a new process; fewer if a call is stuck."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as process:
         return process.submit(_part, counts, seed, wait).result()
@@ -529,7 +529,7 @@ def _part(counts: dict[str, int], seed: int, wait: float) -> Part:
 
 
 def run(count: int, seed: int, wait: float) -> dict[str, Any]:
-    """The record of `count` interrupts, half of each kind."""
+    """Runs `count` interrupts, half of each kind, and returns the record."""
     started, total = time.perf_counter(), Part({kind: Counter() for kind in KINDS}, [], 0)
     for attempt in range(MOST_PROCESSES):
         left = {kind: count // len(KINDS) - done["interrupts"] for kind, done in total.counts.items()}
@@ -551,7 +551,7 @@ def run(count: int, seed: int, wait: float) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Counts, a column for each kind of interrupt."""
+    """The counts as a table with a column for each kind of interrupt."""
     kinds = record["kinds"]
     names = dict.fromkeys(["interrupts", "surfaced", "late", "maps", "bit-equal maps", "faulty"])
     names |= dict.fromkeys(sorted(name for counts in kinds.values() for name in counts if name not in names))
@@ -568,9 +568,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=4000, help="interrupts, half of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--wait", type=float, default=10.0, help="seconds after which a call is stuck")
+    parser.add_argument("--count", type=int, default=4000, help="number of interrupts, half of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random times")
+    parser.add_argument("--wait", type=float, default=10.0, help="seconds after which a call counts as stuck")
     parser.add_argument("--out", type=Path, default=Path("results/bench/interrupts.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,14 +1,14 @@
-"""Ways to train the paper's CNN many times on one GPU, and whether networks trained at once are those trained
-alone.
+"""Compares ways to train the paper's CNN many times on one GPU, and checks that networks trained together
+equal networks trained alone.
 
     python benchmarks/many_networks.py [--steps 200] [--networks 24] [--out FILE]
 
-Speed, as seconds for a CNN (20 epochs, 500 batches of 100): one network in a plain loop; one in a CUDA graph;
-several graphs on streams of their own; grouped convolutions; our kernels. The floor: the bytes
-that a step must move at the bandwidth measured here, and its arithmetic at the speed of products here.
-Equality: first losses against a network alone, in float64 and float32, beside how far torch is from itself
-with inputs moved by a ten-millionth; test accuracy of networks trained at once and alone. Needs CIFAR-10 and
-a GPU. Writes results/bench/h200-many-networks.json by default.
+Speed, in seconds per CNN (20 epochs, 500 batches of 100): one network in a plain loop; one in a CUDA graph;
+several graphs on separate streams; grouped convolutions; our kernels. The lower bound is the time to move the
+bytes of a step at the measured bandwidth, and the time of its arithmetic at the measured matmul speed.
+Equality: the first losses compared with those of a network trained alone, in float64 and float32; for scale,
+how much torch's own losses change if the inputs are scaled by 1 + 1e-7; and the test accuracy of networks
+trained together and alone. Needs CIFAR-10 and a GPU. Writes results/bench/h200-many-networks.json by default.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rectgrad.models import CifarCNN
 from rectgrad.photos import files
 from rectgrad.training import Plan
 
-STEPS = 20 * 500  # of a whole training
+STEPS = 20 * 500  # of a training run
 PLAN = Plan(device="cuda")
-MEGABYTES = 197.0  # that one step of one network moves, each tensor once a kernel: see docs/experiments.md
-TERAFLOPS = 0.0153  # of one step: 25.5 million products a picture, forward and twice backward
+MEGABYTES = 197.0  # moved by one step of one network, each tensor once per kernel: see docs/experiments.md
+TERAFLOPS = 0.0153  # of one step: 25.5 million products per image, once forward and twice backward
 
 
 def seconds(step: Callable[[], Any], steps: int, networks: int = 1) -> float:
-    """Of a whole training, for each network."""
+    """Seconds of a training run, per network."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -70,7 +70,7 @@ def plain_step(
 
 
 class Captured:
-    """A step as a CUDA graph. It holds the step: a graph does not own the tensors it writes to."""
+    """A step as a CUDA graph. Keeps the step alive, because a graph does not own the tensors it writes to."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         side = torch.cuda.Stream()
@@ -88,7 +88,7 @@ class Captured:
 
 
 class Grouped(nn.Module):
-    """n networks as one, their channels side by side."""
+    """n networks as one with grouped convolutions."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Grouped(nn.Module):
 
 
 def speeds(seen: Any, steps: int) -> Iterator[tuple[str, float]]:
-    """Of each approach, seconds a CNN."""
+    """Yields each approach with its seconds per CNN."""
     x = torch.randn(100, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(0, 10, (100,), device="cuda")
     make = lambda: CifarCNN().cuda().to(memory_format=torch.channels_last)  # noqa: E731
@@ -125,7 +125,7 @@ def speeds(seen: Any, steps: int) -> Iterator[tuple[str, float]]:
 
 
 def side_by_side(graphs: Sequence[Captured]) -> Callable[[], None]:
-    """Each on a stream of its own."""
+    """Replays each graph on its own stream."""
     streams = [torch.cuda.Stream() for _ in graphs]
 
     def step() -> None:
@@ -137,7 +137,7 @@ def side_by_side(graphs: Sequence[Captured]) -> Callable[[], None]:
 
 
 def floor() -> dict[str, float]:
-    """What the machine could do: copying, and products, as measured here."""
+    """Lower bounds from the measured speed of copies and of matrix products."""
     a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
     copied = seconds(lambda: b.copy_(a), 20) / STEPS
@@ -153,7 +153,7 @@ def floor() -> dict[str, float]:
 
 
 def first_losses(seen: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
-    """Largest differences among the first 10, 30 and 100 losses, of two seeds."""
+    """The largest differences among the first 10, 30 and 100 losses, for two seeds."""
     found: dict[str, Any] = {}
     for dtype in (torch.float64, torch.float32):
         modules = [training.fresh(replace(PLAN, seed=seed, device="cpu")).module for seed in range(2)]
@@ -190,7 +190,7 @@ def apart(a: Tensor, b: Tensor) -> dict[str, float]:
 
 
 def alone(seed: int, x: Tensor, y: Tensor, test: Tensor, answers: Tensor) -> float:
-    """Test accuracy of one network in float32, trained in a CUDA graph."""
+    """The test accuracy of one network in float32, trained in a CUDA graph."""
     module = training.fresh(replace(PLAN, seed=seed)).module
     first = {name: value.clone() for name, value in module.state_dict().items()}
     bx, by = x[:100].to(memory_format=torch.channels_last).clone(), y[:100].clone()

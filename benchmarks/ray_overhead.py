@@ -1,9 +1,10 @@
-"""What a Ray task costs beside its work: the same cells of ROAR and KAR, one by one and as tasks.
+"""Measures the overhead of Ray tasks: the same cells of ROAR and KAR, one by one and as tasks.
 
     python benchmarks/ray_overhead.py [--cells 8] [--pictures 2000] [--epochs 4]
 
 Both train the same networks with the same number of threads; on a machine with two cores, one task at a time.
-Starting Ray and the workers' first import are measured apart. Writes results/bench/ray-overhead.json.
+Starting Ray and the first import in the workers are measured separately. Writes
+results/bench/ray-overhead.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
     local, here = timed(lambda: dict(roar_kar.trained(lab, cells)))
     started = time.monotonic()
     with cluster.session():
-        dict(ray_engine.trained(lab, [Cell("saliency", "roar", 0.9, 0)]))  # workers have imported torch
+        dict(ray_engine.trained(lab, [Cell("saliency", "roar", 0.9, 0)]))  # warm-up: the workers import torch
         start = time.monotonic() - started - here / len(cells)
         found, there = timed(lambda: dict(ray_engine.trained(lab, cells)))
     record = {

@@ -1,9 +1,9 @@
-"""Makes the records in results/bench.
+"""Writes the records in results/bench.
 
     python benchmarks/record.py cpu|engine|h200|portable|scaling FOLDER [MODEL]
 
-cpu, portable: two threads of a processor that does nothing else meanwhile; portable is the same without the
-native kernels. h200: one NVIDIA H200, TF32, channels last.
+cpu, portable: two threads on an otherwise idle CPU; portable is the same without the native kernels. h200:
+one NVIDIA H200, TF32, channels last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLANS = {
             ("efficientnet_lite0",), methods=("smoothgrad", "integrated_gradients"), averages=True, **CPU
         ),
     },
-    "engine": {  # the engine alone, without other ways to a map
+    "engine": {  # the engine alone, without other implementations
         "cpu-engine-batch1": Plan(
             ("efficientnet_lite0",), methods=PLAIN, captum=False, naive=False, rounds=21, **CPU
         ),

@@ -2,7 +2,7 @@
 
     python benchmarks/record_suites.py .venv/bin/python .venv-oldest/bin/python
 
-Writes results/suites.json. As `make test-oldest`: everything but the explorer, Ray and interop.
+Writes results/suites.json. Like `make test-oldest`, it runs everything except the explorer, Ray and interop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSIONS = "import platform, torch; print(torch.__version__, platform.python_ver
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """The numbers of a report in JUnit's format, and how often each reason to skip a test was given."""
+    """The counts in a JUnit report, and how often each reason for skipping a test occurs."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     # A test whose body and teardown both fail has two entries in its case.
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
@@ -40,11 +40,13 @@ def _reason(skip: ElementTree.Element) -> str:
     message = skip.get("message", "")
     if message != "collection skipped":
         return message
-    return ast.literal_eval(skip.text or "")[2].removeprefix("Skipped: ")  # of a file: (path, line, reason)
+    return ast.literal_eval(skip.text or "")[2].removeprefix(
+        "Skipped: "
+    )  # a skipped file has (path, line, reason)
 
 
 def run(python: Path) -> dict[str, Any]:
-    """The record of one run of the suite. Without a report, as when no test was collected, an error."""
+    """Runs the suite and returns its record. Exits if there is no report, for example if no test ran."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     line = [python, "-c", VERSIONS]
     versions = subprocess.run(
@@ -58,7 +60,7 @@ def run(python: Path) -> dict[str, Any]:
         status = subprocess.run(line, cwd=ROOT, env=environment).returncode
         seconds = round(time.perf_counter() - started, 1)
         if status not in (0, 1):  # passed, failed
-            raise SystemExit(f"{python} -m pytest ended with status {status}")
+            raise SystemExit(f"{python} -m pytest exited with status {status}")
         return {"torch": versions[0], "python": versions[1], **counts(report), "seconds": seconds}
 
 
@@ -69,7 +71,7 @@ def main() -> None:
     parser.add_argument("pythons", type=Path, nargs="+", help="Python executables, one for each version")
     parser.add_argument("--out", type=Path, default=ROOT / "results/suites.json")
     given = parser.parse_args()
-    # The links of a virtual environment are not followed: they lead out of it.
+    # The symbolic links of a virtual environment must not be resolved: they point outside it.
     suites = [run(python.absolute()) for python in given.pythons]
     given.out.write_text(json.dumps({"left_out": LEFT_OUT, "suites": suites}, indent=1) + "\n")
     for suite in suites:

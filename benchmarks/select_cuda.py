@@ -1,14 +1,14 @@
-"""Times of tau and of the rectified rule on a CUDA device, beside torch's own selections.
+"""Times the selection of tau and the rectified rule on a CUDA device, next to torch's own selections.
 
     python benchmarks/select_cuda.py [--json FILE]
 
-floor    reading the scores once, at the speed of a large copy
-tau      kernels.cuda.smallest, and topk, kthvalue (where that takes no ages): the 98th percentile of each row
+floor    lower bound: reading the scores once, at the speed of a large copy
+tau      the 98th percentile of each row by kernels.cuda.smallest, then by topk and (if fast enough) kthvalue
 relu     the backward pass of a plain ReLU, which reads two tensors and writes one
-rule     kernels.cuda.rectify: what a layer takes instead; its ratio to relu
-host     what a call costs the program, without the device
+rule     kernels.cuda.rectify, which replaces it; ratio: rule / relu
+host     time until a call returns, without waiting for the device
 
-The rows are the samples of a batch, d their units. a = relu of normal numbers, R is normal.
+The rows are the samples of a batch, d is their number of units. a is the ReLU of normal numbers, R is normal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor
 
 from rectgrad.kernels import cuda
 
-# A stem of Inception V4, its three kinds of blocks (two sizes each), layers of ResNet-50 for one photo.
+# The stem of Inception V4, its three types of blocks (two sizes each), and layers of ResNet-50 for one photo.
 SIZES = [(64, 710_432), (64, 235_200), (64, 117_600), (64, 78_400), (64, 55_488), (64, 36_992), (64, 16_384)]
 SIZES += [(1, 802_816), (1, 200_704), (1, 100_352), (1, 25_088)]
 
 
 def microseconds(run: Callable[[int], object], calls: int = 20) -> float:
-    """What a call takes on the device, median of five. The device waits until all calls are queued."""
+    """Time of a call on the device, median of five. The device waits until all calls are queued."""
     for i in range(3):
         run(i)
     times = []
@@ -48,7 +48,7 @@ def microseconds(run: Callable[[int], object], calls: int = 20) -> float:
 
 
 def host_microseconds(run: Callable[[int], object], calls: int = 300) -> float:
-    """What a call takes until it returns, median of five."""
+    """Time until a call returns, median of five."""
     times = []
     for _ in range(5):
         torch.cuda.synchronize()
@@ -60,13 +60,13 @@ def host_microseconds(run: Callable[[int], object], calls: int = 300) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes that a large copy moves in a microsecond, read and written."""
+    """Bytes that a large copy reads and writes per microsecond."""
     x, y = torch.empty(2, 2**29, dtype=torch.uint8, device="cuda")
     return 2 * 2**29 / microseconds(lambda i: y.copy_(x))
 
 
 def measure(rows: int, d: int, speed: float) -> dict[str, float | None]:
-    """A line of the table. Pairs take turns, so that a call does not find its own in the cache."""
+    """One row of the table. Calls alternate between pairs, so that the inputs are not in the cache."""
     pairs = [_pair(rows, d) for _ in range(2 if rows * d > 2**24 else 4)]
     scores = [a * R for a, R in pairs]
     above = round((d - 1) * 0.02)
@@ -75,7 +75,7 @@ def measure(rows: int, d: int, speed: float) -> dict[str, float | None]:
     tau = microseconds(lambda i: cuda.smallest(scores[i % n], k))
     relu = microseconds(lambda i: torch.ops.aten.threshold_backward(pairs[i % n][1], pairs[i % n][0], 0))
     rule = microseconds(lambda i: cuda.rectify(*pairs[i % n], rows, k))
-    fast = rows * d <= 2**22  # kthvalue takes a second for the largest
+    fast = rows * d <= 2**22  # kthvalue takes a second for the largest sizes
     return {
         "rows": rows,
         "d": d,
@@ -96,10 +96,10 @@ def _pair(rows: int, d: int) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     file = parser.parse_args().json
     if not cuda.available():
-        raise SystemExit("needs a CUDA device and Triton")
+        raise SystemExit("select_cuda.py needs a CUDA device and Triton")
     torch.manual_seed(0)
     speed = bandwidth()
     device = torch.cuda.get_device_name()

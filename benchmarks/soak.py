@@ -1,12 +1,12 @@
-"""Many attributions in one process: memory stays level, and every answer is the same to the bit.
+"""Runs many attributions in one process: memory must not grow, and results must be identical to the last bit.
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py [--attributions 20000] [--out FILE]
 
-Small networks, the paper's CNN among them, in turn: all methods one by one, all from one recorded pass, all
-from four threads at once, and calls that must fail in between. What a call gives the first time, it must give
-every time. Resident memory is read after the first thousand and every thousand; exit status 1 where it ends
-more than 50 MB above the first reading, or an answer differed, or a call that must fail did not. About two
-minutes on one core. Linux. Writes results/bench/soak.json by default.
+Cycles through small networks, including the paper's CNN: all methods one by one, all from one recorded pass,
+all from four threads at once, and calls that must fail. Every call must return the same map each time.
+Resident memory is measured every thousand attributions. The exit status is 1 if it ends more than 50 MB above
+the first measurement, if a map differs, or if a call that must fail does not. Takes about two minutes on one
+core. Linux only. Writes results/bench/soak.json by default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rectgrad.bench.memory import status
 from rectgrad.photos import files
 
 THREADS = 4
-ALLOWED = 50e6  # bytes above the first reading
+ALLOWED = 50e6  # bytes above the first measurement
 EVERY = 1000
 BATCHES = (1, 3)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Residual(nn.Module):
-    """One ReLU module used three times, sums, batch normalisation."""
+    """A ReLU module that is used three times, sums, and batch normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 
 class Soak:
-    """What was asked so far, what it must give, and what went wrong."""
+    """Counts the calls, stores the expected maps, and collects faults."""
 
     def __init__(self) -> None:
         self.expected: dict[tuple, Tensor] = {}
@@ -82,7 +82,7 @@ class Soak:
         self.faults: list[str] = []
 
     def check(self, way: str, maps: Tensor, *case: Any) -> None:
-        """Threads must give what calls one by one gave."""
+        """Compares maps with the first ones for this case; threads must agree with single calls."""
         kept = self.expected.setdefault(("record" if way == "record" else "alone", *case), maps.clone())
         if not torch.equal(maps, kept):
             self.faults.append(f"{way} {case}: the map differs from the first one")
@@ -97,7 +97,7 @@ class Soak:
 
 
 class FaultError(Exception):
-    """A model's own."""
+    """Raised by a model."""
 
 
 def failing(x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def failing(x: Tensor) -> Tensor:
 
 
 def steps(soak: Soak) -> Iterator[None]:
-    """For ever; after each of them memory may be read."""
+    """Runs calls endlessly; memory can be measured after each step."""
     made = networks()
     inputs = {
         (name, n): torch.randn(n, *shape, generator=torch.Generator().manual_seed(n))
@@ -133,7 +133,7 @@ def steps(soak: Soak) -> Iterator[None]:
 
 
 def at_once(soak: Soak, module: nn.Module, x: Tensor, name: str, n: int) -> None:
-    """All methods of one network from fresh threads."""
+    """Runs all methods on one network from new threads."""
 
     def one(method: str) -> Tensor:
         return rectgrad.attribute(module, x, method, 1, **OPTIONS.get(method, {}))
@@ -180,7 +180,7 @@ def main() -> None:
     files.save_json(record, given.out)
     for fault in soak.faults[:20]:
         print(fault)
-    print(f"{growth / 1e6:+.1f} MB from the first reading to the last, {ALLOWED / 1e6:.0f} allowed")
+    print(f"{growth / 1e6:+.1f} MB from the first measurement to the last, {ALLOWED / 1e6:.0f} allowed")
     sys.exit(1 if soak.faults or growth > ALLOWED else 0)
 
 

@@ -1,4 +1,4 @@
-"""The explorer as a person meets it: a server of its own, a visitor without a browser, and a real browser."""
+"""Helpers to test the explorer: a server process, a client without a browser, and a real browser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(*arguments: str, code: str = "from rectgrad.cli import main; main()") -> Iterator[Served]:
-    """`rectgrad app` in a process of its own, ended by Ctrl-C. `code` may change something before."""
+    """Runs `rectgrad app` in a subprocess and ends it with Ctrl-C. `code` is run before it starts."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -69,7 +69,7 @@ def served(*arguments: str, code: str = "from rectgrad.cli import main; main()")
 
 
 class Client:
-    """A visitor without a browser: uploads photos and asks for maps."""
+    """A client without a browser, which uploads photos and requests maps."""
 
     def __init__(self, url: str, model: str = "cifar10_cnn") -> None:
         self.http = httpx.Client(base_url=url, timeout=120)
@@ -103,7 +103,7 @@ class Client:
             return dict(found)
 
     def close(self) -> None:
-        """As a page that is closed."""
+        """Sends what a page sends when it is closed."""
         self.http.post("/api/pause", content=self.http.headers["session"])
         self.http.close()
 
@@ -158,7 +158,7 @@ def ready(page, maps: int = 1) -> None:
 
 
 def changed(page, act, method: str = "rectgrad") -> float:
-    """Does something that draws a map again; milliseconds until it shows, by the clock of the page."""
+    """Runs an action that redraws a map. Returns the milliseconds until it is shown, measured in the page."""
     page.evaluate(
         """method => { const panel = document.querySelector(`.panel[data-method=${method}]`);
         window.drawn = null; window.began = performance.now();
@@ -182,7 +182,7 @@ def set_q(page, q: float) -> None:
 
 
 def choose(page, control: str, text: str) -> None:
-    """Types into a list and takes the first match."""
+    """Types into a searchable list and chooses the first match."""
     page.click(control)
     page.fill(control, text)
     page.wait_for_function(

@@ -156,8 +156,12 @@ def test_a_model_that_ends_in_softmax():
         ("none.jpg", UnreadableImageError, ("none.jpg: no such file",)),
         (3, TypeError, ("image must be a path, a PIL image, an array (H, W, 3), a tensor", "not int")),
         ([[0.5, 0.5]], TypeError, ("image must be a path", "not list")),
-        (np.zeros((3, 8, 8)), ValueError, ("not (3, 8, 8); channels come last: array.transpose(1, 2, 0)",)),
-        (np.zeros((2, 8, 8, 3)), ValueError, ("give several pictures as a list: list(array)",)),
+        (
+            np.zeros((3, 8, 8)),
+            ValueError,
+            ("not (3, 8, 8); move the channels last: array.transpose(1, 2, 0)",),
+        ),
+        (np.zeros((2, 8, 8, 3)), ValueError, ("pass several pictures as a list: list(array)",)),
         (np.zeros((8, 8)), ValueError, ("np.stack([array] * 3, axis=2)",)),
         (np.full((8, 8, 3), 9.0), ValueError, ("from 0 to 1, not from 0 to 9; divide by 255",)),
         (np.zeros((8, 8, 3), dtype=int), TypeError, ("uint8, or float from 0 to 1, not int64",)),
@@ -172,7 +176,7 @@ def test_what_explain_cannot_take(wrong, kind, parts):
 
 
 def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
-    with says(TypeError, "Sequential does not say how it prepares a picture; give prepare="):
+    with says(TypeError, "Sequential has no preprocessing of its own; pass prepare="):
         rectgrad.explain(PICTURE, NET.module)
     with says(TypeError, "prepare returned Image; it must return a tensor (C, H, W)"):
         rectgrad.explain(PICTURE, NET.module, prepare=lambda picture: picture)
@@ -186,7 +190,7 @@ def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
         rectgrad.explain(PICTURE, NET, target="blue")
     with says(ValueError, "class 'cat' is unknown: this model has no class names, so use an index"):
         rectgrad.explain(X, NET.module, target="cat")
-    with says(ValueError, "3 class names for 4 classes of tiny"):
+    with says(ValueError, "tiny has 4 classes, but there are 3 class names"):
         rectgrad.explain(PICTURE, NET, labels=["a", "b", "c"])
     with says(ValueError, "batch_size must be an integer of at least 1, not 0"):
         rectgrad.explain(PICTURE, NET, batch_size=0)

@@ -1,4 +1,4 @@
-"""Files from strangers: nothing in them runs, nothing is written outside its folder, nothing eats the memory.
+"""Untrusted files: no code in them runs, nothing is written outside its folder, memory is not exhausted.
 
 Elsewhere: pickles as weights by torch.save and by pickle, damaged and other files of weights, in
 models/test_weights.py; pickles in a folder of CIFAR-10, archives of something else, in data/test_data.py;
@@ -168,7 +168,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies_is_a_sentence(lie: str) -> None:
+def test_a_false_header_is_a_one_line_error(lie: str) -> None:
     Path("w.safetensors").write_bytes(LIES[lie])
     with pytest.raises(ModelUnavailableError, match=r"w\.safetensors.*damaged") as error:
         load("cifar10_cnn", weights="w.safetensors")
@@ -176,7 +176,7 @@ def test_a_header_that_lies_is_a_sentence(lie: str) -> None:
 
 
 def test_an_honest_header_is_read() -> None:
-    """The other half: what is refused above is refused for its lie."""
+    """The control: the files above are rejected only because of their false header."""
     Path("w.safetensors").write_bytes(header(entry(), data=EIGHT))
     assert list(safetensors.torch.load_file("w.safetensors")) == ["conv1.weight"]
     with pytest.raises(ValueError, match=r"conv1\.weight is 2 for"):
@@ -249,7 +249,7 @@ def test_links_and_devices_are_not_followed(outside, kind) -> None:
 
 
 def test_an_archive_of_masks_writes_nothing(tmp_path, outside) -> None:
-    """Its pictures are read, whatever folder they claim to lie in."""
+    """Its images are read, whatever folder their names claim."""
     members = sly(png(), ["cat_1.png"], outside) | {"../cat_1_mask.png": (tarfile.REGTYPE, png("L"))}
     source = archive(members)
     before = everything(tmp_path)
@@ -324,7 +324,7 @@ def test_a_bomb_among_photos_is_listed_and_the_others_are_done(run) -> None:
     assert Path("out/good.png").exists()
 
 
-def test_a_bomb_in_an_archive_of_masks_is_a_sentence() -> None:
+def test_a_bomb_in_an_archive_of_masks_is_a_one_line_error() -> None:
     members = {name: (tarfile.REGTYPE, claimed_png(SIDE)) for name in ("cat_1.png", "cat_1_mask.png")}
     with pytest.raises(DataUnavailableError, match=r"cat_1\.png"):
         masks.read(Path(archive(members)))
@@ -346,7 +346,7 @@ NAMES = (
 
 @pytest.fixture
 def mined() -> list[str]:
-    """A folder of photos with code under many a name that might be imported; what to give a command in it."""
+    """A folder of photos with Python files under many importable names. Returns arguments for a command."""
     for name in NAMES:
         Path(f"{name}.py").write_text(MODEL)
     for name in ("numpy", "rectgrad", "models"):
@@ -376,7 +376,7 @@ def test_a_name_that_is_no_factory_runs_nothing(run, mined, name: str) -> None:
 
 
 def test_a_factory_that_is_named_runs(run, mined) -> None:
-    """The other half: the code is one that would have been seen to run."""
+    """The control: if the code ran, the test would notice."""
     status, _ = run("explain", "a.png", "--model", "model.py:make", *mined)
     assert status == 0
     assert Path("sprung").exists()

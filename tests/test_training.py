@@ -38,7 +38,7 @@ def test_a_seed_decides_everything() -> None:
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
-def test_a_stopped_training_goes_on_to_the_same_end(stopped_after: int, tmp_path: Path) -> None:
+def test_interrupted_training_resumes_with_the_same_result(stopped_after: int, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     training.train(FEW, Plan(epochs=stopped_after), checkpoint=path)
     seen: list[int] = []

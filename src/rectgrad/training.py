@@ -1,4 +1,4 @@
-"""The training loop: Adam over batches in file order, deterministic for a seed, resumable.
+"""The training loop: Adam over batches in file order; deterministic for a given seed, and resumable.
 
 The paper's setting (section 4): 20 epochs, batches of 100, learning rate 0.001, no augmentation.
 """
@@ -55,7 +55,7 @@ class Run:
 
 
 def fresh(plan: Plan, classes: int = 10) -> Run:
-    """A network with the initial weights of the seed, the same on every device."""
+    """A network with initial weights from the seed, which are the same on every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         module = CifarCNN(classes)
@@ -137,7 +137,7 @@ _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def load_checkpoint(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
-    """The run saved in a checkpoint; None if it is missing, unreadable, or of another plan or other data."""
+    """The run saved in a checkpoint; None if it is missing, unreadable, or has another plan or other data."""
     try:
         with safetensors.safe_open(path, "pt") as content:
             metadata: dict[str, str] = content.metadata() or {}
@@ -159,7 +159,7 @@ def load_checkpoint(path: Path, plan: Plan, data: str, classes: int = 10) -> Run
 
 
 def _like(saved: Tensor, parameter: Tensor, key: str) -> Tensor:
-    """Adam state on the device of its parameter; the step count stays on the CPU."""
+    """Moves Adam state to the device of its parameter; the step count stays on the CPU."""
     return saved if key == "step" else torch.empty_like(parameter).copy_(saved)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the page share: an explorer that is served, and a browser."""
+"""Fixtures for the tests of the page: a running explorer, and a browser."""
 
 import pytest
 

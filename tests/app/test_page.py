@@ -55,7 +55,7 @@ def width_of(path: Path) -> int:
 
 
 def check(page, *methods: str) -> None:
-    """Chooses or drops methods in the list."""
+    """Selects or deselects methods in the list."""
     page.click("#method")
     for method in methods:
         page.click(f"#methods input[value={method}]")
@@ -132,7 +132,7 @@ def test_the_page_draws_what_the_library_draws(page):
     assert np.abs(blended - expected).mean() < 3
 
 
-def test_files_that_are_no_photos_get_a_sentence_and_the_page_goes_on(page, tmp_path):
+def test_invalid_photos_produce_an_error_message_and_the_page_keeps_working(page, tmp_path):
     explorer.ready(page)
     whole = files.sample_photo().read_bytes()
     (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
@@ -140,9 +140,9 @@ def test_files_that_are_no_photos_get_a_sentence_and_the_page_goes_on(page, tmp_
     (tmp_path / "text.jpg").write_text("Dear diary")
     (tmp_path / "large.png").write_bytes(whole * (1 + 20 * 2**20 // len(whole)))
     said = {
-        "broken.png": "broken.png: broken",
+        "broken.png": "broken.png: cannot be read",
         "huge.png": "20000 x 10000 pixels exceed the limit of 150 megapixels",
-        "text.jpg": "text.jpg: not an image that can be read",
+        "text.jpg": "text.jpg: not an image, or not in a supported format",
         "large.png": "large.png is larger than the limit of 20 MB.",
     }
     for name, sentence in said.items():

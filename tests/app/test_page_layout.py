@@ -139,7 +139,7 @@ LUMINANCE = """
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_text_can_be_read(url, opened, dark):
-    """The contrast that WCAG asks for (AA), with every part of the page open."""
+    """The contrast required by WCAG (AA), with every section of the page open."""
     page = explorer.page_of(opened, url, dark=dark)
     explorer.ready(page)
     page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
@@ -204,7 +204,7 @@ def test_every_control_has_a_name_and_help(url, opened):
 
 
 def test_the_keyboard_is_enough(url, opened):
-    """Tab reaches every control that can be seen, and each one does its work."""
+    """Tab reaches every visible control, and each one works."""
     page = explorer.page_of(opened, url)
     explorer.ready(page)
     wanted = page.evaluate(

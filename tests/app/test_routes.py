@@ -1,4 +1,4 @@
-"""What the explorer's server answers, to whom, and in which order."""
+"""The responses of the explorer's server: their content, access, and order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rectgrad.app.service import Service
 from rectgrad.models import load
 from rectgrad.photos import files
 
-# Says when a computation was stopped, and after how many inputs.
+# Prints when a computation was stopped, and after how many inputs.
 WATCHED = """
 from rectgrad.app import work
 run = work.Task.run
@@ -129,15 +129,15 @@ def test_uploads_are_bounded(client):
     assert answer.status_code == 413
 
 
-def test_files_that_are_no_photos_get_a_sentence(client):
+def test_invalid_photos_produce_an_error_message(client):
     whole = png_of(0, 400)
     huge = io.BytesIO()
     Image.new("1", (20_000, 10_000)).save(huge, format="PNG")
     said = {
-        "broken.png": (whole[: len(whole) // 2], "broken.png: broken"),
+        "broken.png": (whole[: len(whole) // 2], "broken.png: cannot be read"),
         "huge.png": (huge.getvalue(), "20000 x 10000 pixels exceed the limit of 150 megapixels"),
-        "text.jpg": (b"Dear diary", "text.jpg: not an image that can be read"),
-        "empty.png": (b"", "empty.png: not an image that can be read"),
+        "text.jpg": (b"Dear diary", "text.jpg: not an image, or not in a supported format"),
+        "empty.png": (b"", "empty.png: not an image, or not in a supported format"),
     }
     for name, (content, sentence) in said.items():
         assert client.upload(content, name).is_success
@@ -161,7 +161,7 @@ def test_visitors_see_their_own_photos(served):
 
 
 def visit(url: str, seed: int, wrong: list[str]) -> None:
-    """Asks repeatedly: the photo and the maps that come back must be the visitor's own."""
+    """Sends requests repeatedly: the returned photo and maps must be the visitor's own."""
     try:
         client, content = explorer.Client(url), png_of(100 + seed)
         with Image.open(io.BytesIO(content)) as picture:
@@ -177,7 +177,7 @@ def visit(url: str, seed: int, wrong: list[str]) -> None:
             shown = client.arrays("rectgrad", "saliency")
             if not np.array_equal(shown.pop("photo"), np.asarray(own)):
                 wrong.append(f"{seed}: another's photo")
-            # Threads share sums differently: equal to rounding, where another's map would be another one.
+            # Threads split sums differently, so maps agree only to rounding; another visitor's would differ.
             far = [np.abs(shown[name] - expected[name]).max() for name in expected]
             if max(far) > 1e-3 * max(np.abs(each).max() for each in expected.values()):
                 wrong.append(f"{seed}: another's map, {far}")
@@ -245,7 +245,7 @@ def test_only_what_the_page_lacks_is_sent(client):
 
 
 def begun(client, *methods, **more):
-    """A request under way: its messages so far, and the thread that reads the others."""
+    """A running request: its messages so far, and the thread that reads the rest."""
     found: list[dict] = []
     first = threading.Event()
 
@@ -288,7 +288,7 @@ def test_a_newer_request_stops_the_older_one(served, client):
     assert 0 < int(stops(served)[-1].split()[-1]) < 9999
 
 
-def test_a_page_that_leaves_stops_what_it_asked_for(served):
+def test_closing_a_page_stops_its_computations(served):
     before = len(stops(served))
     leaving = explorer.Client(served.url)
     leaving.upload(png_of(5))
@@ -304,7 +304,7 @@ def test_a_page_that_leaves_stops_what_it_asked_for(served):
     assert len(stops(served)) > before
 
 
-def test_a_slow_map_that_the_newer_request_wants_too_goes_on(served, client):
+def test_a_slow_map_that_a_newer_request_also_needs_continues(served, client):
     before = stops(served)
     options = {"IntegratedGradients": {"steps": 4000}}
     older, thread = begun(client, "integrated_gradients", options=options)
@@ -320,7 +320,7 @@ def test_a_slow_map_that_the_newer_request_wants_too_goes_on(served, client):
     assert first["done"] >= max(each["done"] for each in older if each["kind"] == "progress")
 
 
-def test_what_goes_wrong_with_one_map_is_said_beside_it(client):
+def test_an_error_of_one_map_is_shown_with_that_map(client):
     answer = client.http.post("/api/maps", json=client.view("rectgrad", options={"RectGrad": {"q": 101}}))
     assert answer.status_code == 400
     assert answer.json()["error"] == "RectGrad: q must be from 0 to 100, not 101.0"

@@ -1,4 +1,4 @@
-"""Who may reach the explorer, and what it leaves behind."""
+"""Access to the explorer, its sessions, and the cleanup of its files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rectgrad.cli import app as command_line
     ("arguments", "sentence"),
     [
         (["--host", "0.0.0.0"], "--auth user:password, or --insecure"),
-        (["--host", "nonsense.invalid", "--insecure"], "--host nonsense.invalid cannot be served: "),
-        (["--auth", "me"], "--auth takes user:password"),
+        (["--host", "nonsense.invalid", "--insecure"], "cannot listen on --host nonsense.invalid: "),
+        (["--auth", "me"], "--auth must have the form user:password"),
         (["/no/such/folder"], "'/no/such/folder' is not a folder"),
         (["--model", "nonsense"], "unknown model 'nonsense'"),
     ],
 )
-def test_the_command_says_what_is_wrong_with_it(arguments, sentence):
+def test_wrong_options_produce_an_error_message(arguments, sentence):
     found = CliRunner().invoke(command_line, ["app", *arguments])
     assert found.exit_code != 0
     assert sentence in str(found.exception or found.output) + found.output
@@ -38,7 +38,7 @@ def test_a_port_that_is_taken_is_named_and_without_a_port_another_is_found(monke
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port} cannot be served: Address already in use"):
+        with pytest.raises(ValueError, match=f"cannot listen on .*--port {port}: Address already in use"):
             server.listen("127.0.0.1", port)
         monkeypatch.setattr(server, "FIRST_PORT", port)
         with server.listen("127.0.0.1", None) as found:
@@ -54,7 +54,7 @@ def test_a_password_or_a_word_opens_it_to_others():
 def test_temporary_files_go_away(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "rectgrad-app-999999999-x").mkdir()
-    (tmp_path / "rectgrad-app-notes").mkdir()  # somebody else's
+    (tmp_path / "rectgrad-app-notes").mkdir()  # not ours
     temporary = server.TemporaryFolder()
     assert {temporary.path, tmp_path / "rectgrad-app-notes"} == set(tmp_path.iterdir())
     old, new = temporary.new_file(), temporary.new_file()
@@ -98,7 +98,7 @@ def test_a_newer_request_replaces_the_older_one_of_its_subject():
     asyncio.run(run())
 
 
-def test_a_photo_is_released_when_nobody_looks_at_it_any_more():
+def test_a_photo_is_released_when_no_session_shows_it():
     released: list[str] = []
     known = Sessions(released.append)
     a, b = known.get(known.open()), known.get(known.open())
@@ -116,13 +116,13 @@ def test_silent_sessions_end_with_their_uploads(monkeypatch, tmp_path):
     token = known.open()
     known.get(token).add(uploaded(tmp_path, "a"), "a.png")
     known.look(known.get(token), "cat")
-    assert known.open(token) == token  # a page that is loaded again
+    assert known.open(token) == token  # a page that is reloaded
     known.get(token).seen = time.monotonic() - 60 * sessions.MINUTES - 1
-    known.end_silent()
+    known.end_idle()
     assert known.get(token) is None
     assert released == ["cat"]
     assert list(tmp_path.iterdir()) == []
-    assert known.open(token) != token  # nobody chooses a token
+    assert known.open(token) != token  # tokens cannot be chosen by the client
     monkeypatch.setattr(sessions, "SESSIONS", 2)
     tokens = [known.open() for _ in range(3)]
     assert sum(known.get(each) is not None for each in tokens) == 2

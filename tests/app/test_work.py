@@ -1,4 +1,4 @@
-"""What runs when: sharing, order, and ends of computations."""
+"""Scheduling: how computations are shared, ordered and stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_cache_keeps_the_last_and_makes_each_once():
 
 
 def slow_map(log: list[int], began: threading.Event) -> str:
-    """A map of many passes, as the model's hook counts them."""
+    """A map that needs many passes, counted as by the model's hook."""
     for i in range(10_000):
         evaluated(2)
         log.append(i)
@@ -55,7 +55,7 @@ def test_a_computation_that_everybody_left_is_stopped(work):
     assert began.wait(10)
     work.leave(first)
     time.sleep(0.05)
-    assert not first.future.done()  # somebody waits still
+    assert not first.future.done()  # another request still waits for it
     assert first.done >= 2
     work.leave(second)
     with pytest.raises(Stopped):
@@ -79,6 +79,6 @@ def test_what_waits_in_line_and_is_left_never_runs(work):
     line = work.join("line", lambda: pytest.fail("ran"), slow=True)
     work.leave(line)
     assert line.future.cancelled()
-    again = work.join("line", lambda: "new", slow=True)  # asked for again: a new computation
+    again = work.join("line", lambda: "new", slow=True)  # requested again: a new computation
     work.leave(running)
     assert again.future.result(10) == "new"

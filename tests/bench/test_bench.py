@@ -1,4 +1,4 @@
-"""What `rectgrad bench` measures and how it says so. No timings here: the clock is a false one."""
+"""What `rectgrad bench` measures and how it reports it. Nothing is timed here: the clock is fake."""
 
 import contextlib
 import functools
@@ -146,7 +146,7 @@ def test_plain_is_saliency():
     ("model", "but"), [("resnet50", ()), ("efficientnet_lite0", ("torch.quantile",)), ("vit_b_16", ())]
 )
 def test_naive_contenders_compute_rectgrad(model, but):
-    """Except torch.quantile, where a layer's tau lies halfway between two units."""
+    """Except torch.quantile, if a layer's tau is halfway between two units."""
     given = case(model)
     before = {name: value.clone() for name, value in given.module.state_dict().items()}
     right = rectgrad.attribute(given.module, given.inputs, "rectgrad", given.target, padding_trick=False)
@@ -407,7 +407,7 @@ def test_json_on_stdout_is_json_alone(run):
     assert json.loads(out)["environment"]["command"].startswith("rectgrad bench --pixels 32")
 
 
-def test_failures_and_remarks_are_told_once(run, monkeypatch):
+def test_failures_and_remarks_are_printed_once(run, monkeypatch):
     def doomed(*_):
         raise RuntimeError("no [rule] for this. And more")
 
@@ -457,7 +457,10 @@ ERRORS = {
     "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench models are efficientnet_lite0"),
     "no such method": (["--method", "gradcam"], "unknown method 'gradcam'; methods are rectgrad"),
     "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75, not 64"),
-    "no whole patches": (["--model", "vit_b_16", "--pixels", "100"], "in multiples of 16, not 100"),
+    "no whole patches": (
+        ["--model", "vit_b_16", "--pixels", "100"],
+        "a multiple of 16 for vit_b_16, not 100",
+    ),
     "no pictures": (["--batch", "0"], "batch must be at least 1, not 0"),
     "no rounds": (["--rounds", "0"], "rounds must be at least 1, not 0"),
     "no threads": (["--threads", "0"], "threads must be at least 1, not 0"),
@@ -480,7 +483,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_captum_asked_for_must_be_there(run, monkeypatch):
+def test_captum_must_be_installed_if_it_is_requested(run, monkeypatch):
     monkeypatch.setattr("rectgrad.bench.plan.captum_installed", lambda: False)
     assert not bench.Plan().with_captum
     status, _, err = run("--captum")

@@ -1,4 +1,4 @@
-"""What the tests of the commands share: a small network and photos."""
+"""Helpers for the tests of the commands: a small network and photos."""
 
 import os
 from pathlib import Path
@@ -23,5 +23,5 @@ def size_of(path):
 
 
 def resident() -> float:
-    """Megabytes of this process."""
+    """The memory of this process in megabytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

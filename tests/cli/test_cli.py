@@ -39,7 +39,7 @@ def test_lists(run):
 
 
 ERRORS = {
-    "no such command": (["expain"], "Commands are explain"),
+    "no such command": (["expain"], "The commands are explain"),
     "no such option": (["explain", "--qq", "3"], "--qq"),
     "no such file": (["explain", "nowhere.jpg"], "nowhere.jpg"),
     "nothing matches": (["explain", "x*.jpg"], "x*.jpg"),
@@ -61,7 +61,10 @@ ERRORS = {
     "class out of range": (["explain", "--model", TINY, "--target", "7"], "7"),
     "bad device": (["explain", "--model", TINY, "--device", "quantum"], "quantum"),
     "empty name": (["explain", ""], "empty"),
-    "too few names": (["explain", "--model", TINY, "--labels", "taken", "photo.png"], "1 class names for 4"),
+    "too few names": (
+        ["explain", "--model", TINY, "--labels", "taken", "photo.png"],
+        "4 classes, but there are 1 class names",
+    ),
     "bad maps": (["explain", "--maps", "csv"], "npy or npz"),
     "bad batch size": (["explain", "--batch-size", "0"], "batch-size"),
     "bad sweep": (["sweep", "--q", "1,two"], "'two'"),

@@ -1,4 +1,4 @@
-"""rectgrad explain over many photos: results, what is kept, interruptions, floods of strange files."""
+"""rectgrad explain over many photos: results, reuse of existing results, interruptions, unusual files."""
 
 import json
 import os
@@ -142,15 +142,15 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
     assert "2 photos explained" in out
     _, out, _ = run("explain", ".", "--model", TINY, "--q", "60")
-    assert "2 photos explained, 2 of them earlier" in out
+    assert "2 photos explained, 2 of them in an earlier run" in out
     photo(tmp_path / "c.png", seed=2)
-    Path("explained/list.json").write_text("[1, 2]")  # a file of somebody else's
+    Path("explained/list.json").write_text("[1, 2]")  # an unrelated file
     run("explain", "c.png", "--model", TINY, "--q", "60")
     assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="needs signals")
-def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+def test_an_interrupted_run_says_how_to_resume(tmp_path):
     folder = tmp_path / "photos"
     for i in range(200):
         photo(folder / f"p{i:03}.png", seed=i)
@@ -245,7 +245,7 @@ def test_broken_files_are_listed_and_the_status_is_1(run, tmp_path):
     assert Path("r/good.png").exists()
 
 
-def test_killed_at_any_moment_it_goes_on(tmp_path):
+def test_a_run_resumes_after_being_killed_at_any_moment(tmp_path):
     """SIGKILL at random moments: every visible file is whole, and the restarted run finishes the rest."""
     folder, out = tmp_path / "photos", tmp_path / "out"
     for i in range(40):
@@ -372,7 +372,7 @@ def test_each_photo_has_its_own_result_whatever_it_is_called(run, tmp_path):
     assert len({record["picture"].lower() for record in records}) == len(records)
     assert Path("r/n1/a.json").exists()
     _, out, _ = run(*common)
-    assert f"{len(records)} photos explained, {len(records)} of them earlier" in out
+    assert f"{len(records)} photos explained, {len(records)} of them in an earlier run" in out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")

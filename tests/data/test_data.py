@@ -1,4 +1,4 @@
-"""Datasets: read from every form, checked, kept; and clear words where that fails."""
+"""Datasets: every source is read, verified and cached, and failures produce clear messages."""
 
 import functools
 import hashlib
@@ -38,7 +38,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @functools.cache
 def made_up() -> dict[str, Images]:
-    """As many pictures as CIFAR-10 has, of noise."""
+    """As many images of noise as CIFAR-10 has."""
     rng = np.random.default_rng(0)
     return {
         part: Images(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, n))
@@ -48,7 +48,7 @@ def made_up() -> dict[str, Images]:
 
 @pytest.fixture
 def accepted(monkeypatch):
-    """The made-up pictures pass for CIFAR-10."""
+    """Makes the checks accept the generated images as CIFAR-10."""
     digests = {part: digest_of(images) for part, images in made_up().items()}
     monkeypatch.setattr(cifar10, "DIGESTS", digests)
 
@@ -124,7 +124,7 @@ def test_a_wrong_folder(tmp_path):
         DataUnavailableError, match=r"does not contain CIFAR-10: no test_batch or test_batch\.png"
     ):
         cifar10.install(str(tmp_path))
-    with pytest.raises(DataUnavailableError, match="no file or folder"):
+    with pytest.raises(DataUnavailableError, match="no such file or folder"):
         cifar10.install(str(tmp_path / "nowhere"))
 
 
@@ -199,9 +199,9 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def test_a_download_goes_on_where_it_stopped(server, tmp_path):
+def test_an_interrupted_download_resumes(server, tmp_path):
     path = tmp_path / "file"
-    with pytest.raises(DataUnavailableError, match="the connection ended after 2000000"):
+    with pytest.raises(DataUnavailableError, match="the connection was lost after 2000000"):
         fetch.download(f"{server}/short", path)
     assert not path.exists()
     fetch.download(f"{server}/whole", path, digest(Server.content))
@@ -241,7 +241,7 @@ def large(pixels: np.ndarray) -> Image.Image:
 
 @pytest.fixture
 def masked(tmp_path, monkeypatch):
-    """An archive as the authors' is, and the pictures it was made of."""
+    """An archive like the authors', and the images it was made of."""
     train = shapes.generate(400, 5)
     monkeypatch.setattr(cifar10, "load", lambda: Dataset("cifar10", cifar10.CLASSES, train, train))
     rows = [7, 17, 313, 22, 7]  # in the order of classes and numbers
@@ -260,7 +260,7 @@ def test_masks_are_matched_to_the_rows(masked):
     assert found.index.tolist() == [22, 313, 7, 17, 7]
     assert found.label.tolist() == [2, 3, 7, 7, 7]
     agreement = (found.mask == train.masks[found.index]).mean((1, 2))
-    assert agreement.min() > 0.95  # of an enlarged mask, the edge is a matter of taste
+    assert agreement.min() > 0.95  # the border of a resized mask may differ
 
 
 def test_a_picture_that_is_not_in_cifar(masked, tmp_path):
@@ -304,7 +304,7 @@ def test_masks_of_shapes_are_where_the_object_is():
     assert share.min() > 0.04
     assert share.max() < 0.45
     edges = images.masks[:, [0, -1]].any((1, 2)) | images.masks[:, :, [0, -1]].any((1, 2))
-    assert edges.mean() < 0.1  # an object lies whole in its picture
+    assert edges.mean() < 0.1  # objects are not cut off at the border
     # Inside the object the colour changes little, across its border much.
     inside = images.masks[:, :, 1:] & images.masks[:, :, :-1]
     border = images.masks[:, :, 1:] ^ images.masks[:, :, :-1]

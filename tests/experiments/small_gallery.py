@@ -10,7 +10,7 @@ SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(400, 1), shapes
 
 
 def small_gallery() -> gallery.Gallery:
-    """Two drawings in place of photos, and an untrained network in place of one that knows them."""
+    """Two drawings instead of photos, and an untrained network instead of a trained one."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4096, 3)

@@ -1,4 +1,4 @@
-"""Experiments: parts that are never computed twice, the same outcome after any stop, the numbers they use."""
+"""Experiments: no part is computed twice, an interrupted run gives the same result, and the statistics."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_a_quick_run_does_not_replace_a_long_one(small, monkeypatch):
 
 
 def test_what_was_missing_is_shown_once_it_is_there(small, monkeypatch):
-    """A record without photos is made again when the photos can be had; a broken photo is left out."""
+    """A record without photos is recomputed when photos become available; damaged photos are skipped."""
     first = json.loads(reproduce("rationale", out=small).read_text())
     assert first["notes"][0].startswith("no photos were shown")
     assert "rationale-photos.png" not in first["figures"]
@@ -195,7 +195,7 @@ def test_frequencies_by_counting():
         assert outside[i] == pytest.approx(np.mean(found[False]), abs=1e-6)
 
 
-def test_a_difference_is_told_from_none():
+def test_a_difference_is_distinguished_from_none():
     rng = np.random.default_rng(1)
     base = rng.uniform(0.3, 0.6, 100)
     none = feature_frequency.compared(base + rng.normal(0, 0.05, 100), base + rng.normal(0, 0.05, 100))

@@ -242,7 +242,7 @@ def test_pairs_are_the_first_two_of_a_class():
     assert pairs([1, 2, 3]) == []
 
 
-def test_growth_is_told_by_its_interval_alone():
+def test_growth_is_decided_by_its_interval_alone():
     def found(low: float, high: float) -> dict:
         share = {"mean": 0.4, "std": 0.1, "n": 100, "interval": [0.3, 0.5]}
         growth = {

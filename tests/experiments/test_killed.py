@@ -1,4 +1,4 @@
-"""An experiment killed outright, again and again, gives the numbers of one that was left alone."""
+"""An experiment that is killed repeatedly gives the same numbers as an uninterrupted one."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def finish(out: Path, cache: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_killed_five_times(tmp_path):
-    """The moments are random: training, parts and record may all be hit."""
+    """The times are random: training, parts and record may all be interrupted."""
     started = time.monotonic()
     finish(tmp_path / "whole", tmp_path / "cache-whole")
     length, moments = time.monotonic() - started, random.Random(0)

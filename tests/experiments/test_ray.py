@@ -1,4 +1,4 @@
-"""Ray: the same numbers as without, whatever happens to a worker. Loud where Ray is not installed."""
+"""Ray: the same numbers as without it, even if a worker is killed; an error if Ray is not installed."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def metrics(path: Path) -> dict:
 
 
 def workers(task: str) -> list[int]:
-    """Processes that run a task now: Ray calls them by its name."""
+    """Processes that currently run a task: Ray names them after it."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -66,11 +66,11 @@ def workers(task: str) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_same_numbers_though_a_worker_is_killed(ray, small):
-    """The kill costs its task alone: what had come in before stays as it was."""
+    """A kill affects only its own task: results that were finished before do not change."""
     if not Path("/proc").is_dir():
         pytest.skip("looks for Ray's processes in /proc")
     local = metrics(reproduce("roar-kar", out=small / "local", figures=False))
-    for attempt in range(5):  # a busy machine may leave no moment in which a task can be met
+    for attempt in range(5):  # on a busy machine, no task may be running when we look
         found, killed, seen = with_a_kill(small / f"ray{attempt}")
         assert found == local
         if killed:
@@ -80,8 +80,8 @@ def test_the_same_numbers_though_a_worker_is_killed(ray, small):
 
 
 def with_a_kill(out: Path) -> tuple[Any, list[tuple[int, set]], set]:
-    """The metrics of a run on Ray in which a worker is killed; who was, with the parts finished by then; the
-    parts at the end."""
+    """The metrics of a run on Ray in which a worker is killed; the killed workers, with the parts finished by
+    then; and the parts at the end."""
     parts, over = out / "shapes" / ".roar-kar.parts", threading.Event()
     killed: list[tuple[int, set]] = []
 
@@ -143,7 +143,7 @@ def test_a_folder_of_photos(ray, tmp_path, monkeypatch, capsys):
     assert [p.stat().st_mtime_ns for p in sorted((tmp_path / "b").glob("*.png"))] == times
 
 
-def test_without_ray_there_is_a_sentence(monkeypatch, small):
+def test_without_ray_there_is_an_error_message(monkeypatch, small):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'rectgrad\[ray\]'"), cluster.session():
         pass

@@ -1,4 +1,4 @@
-"""ROAR and KAR: which pixels go, which cells there are, areas, and what the numbers say."""
+"""ROAR and KAR: which pixels are removed, which cells there are, areas and findings."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def roar_kar_inputs(images):
 
 
 def metrics(roar: dict[str, float], kar: dict[str, float], mask: float = 0.1) -> dict:
-    """Curves that are level, so that areas are what is given; spread over three seeds by 0.001."""
+    """Flat curves with the given areas, spread over three seeds by 0.001."""
     numbers = {"methods": list(roar), "fractions": [0.1, 0.5, 0.9], "seeds": 3}
     accuracies = {}
     for cell in roar_kar.cells(numbers):
@@ -101,6 +101,6 @@ def test_findings_follow_the_numbers():
     assert [finding.holds for finding in roar_kar.findings(single)][:2] == [
         None,
         None,
-    ]  # one seed does not tell
+    ]  # inconclusive with one seed
     table = roar_kar.tables(metrics(roar, kar))[0]
     assert table.rows[1][:4] == ["RectGrad", "0.5000 ± 0.0010", "0.5385", "0.4990"]

@@ -1,4 +1,4 @@
-"""explain: the same map as attribute, whatever the picture is given as."""
+"""explain: the same map as attribute, for every form of input."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ def inputs_of(model, pixels=PIXELS):
 
 
 def forms(path):
-    """One picture in every form but a tensor."""
+    """One picture in every form except a tensor."""
     Image.fromarray(PIXELS).save(path)
     return {
         "path": path,
@@ -158,7 +158,7 @@ def test_the_library_s_warnings_are_kept_and_raised():
     assert "training mode" in found.warnings[0]
 
 
-def test_a_warning_about_one_picture_is_not_told_of_the_others():
+def test_a_warning_about_one_picture_is_not_given_to_the_others():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 60), nn.ReLU(), nn.Linear(60, 3)).eval()
     x = torch.rand(2, 3, 2, 2)

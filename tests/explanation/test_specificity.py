@@ -1,4 +1,4 @@
-"""Specificity: the definition, by hand; and where there is none, the reason."""
+"""Specificity: a direct implementation of the definition, and the reasons if there is none."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_it_is_the_share_of_top_positions_that_the_other_class_does_not_have(see
 def test_a_map_without_a_counterpart_is_specific_and_a_zero_map_is_nothing():
     a, zero = torch.rand(3, 8, 8), torch.zeros(3, 8, 8)
     assert specificity(a, zero).value == 1
-    assert "nothing speaks for that class" in specificity(a, zero).note
+    assert "no evidence for that class" in specificity(a, zero).note
     assert specificity(zero, a) == (None, "the map is zero")
 
 
@@ -82,8 +82,8 @@ def test_where_there_is_none_the_reason_is_given():
     x, model = torch.randn(3, 32, 32), tiny()
     reasons = {
         "random": rectgrad.explain(x, model, "random"),
-        "not that of one class": rectgrad.explain(x, model, "saliency", rectgrad.contrast(0, 1)),
-        "of one class": rectgrad.explain(x, model, "saliency", lambda out: out.sum(1)),
+        "not the output of a single class": rectgrad.explain(x, model, "saliency", rectgrad.contrast(0, 1)),
+        "of a single class": rectgrad.explain(x, model, "saliency", lambda out: out.sum(1)),
         "specificity=True": rectgrad.explain(x, model, "smoothgrad", samples=2),
         "fewer than two": rectgrad.explain(x, lambda x: x.relu().sum((1, 2, 3)), "saliency"),
         "not computed": rectgrad.explain(x, model, "saliency", specificity=False),
@@ -92,5 +92,5 @@ def test_where_there_is_none_the_reason_is_given():
         assert found.specificity is None
         assert reason in found.specificity_note
         assert found.notes[0] == f"Specificity –: {found.specificity_note}."
-    assert reasons["not that of one class"].caption == "red cat rather than green dog"
+    assert reasons["not the output of a single class"].caption == "red cat rather than green dog"
     assert rectgrad.explain(x, model, "smoothgrad", samples=2, specificity=True).specificity is not None

@@ -74,7 +74,7 @@ def test_a_metric_of_each_kind_takes_it(model, batch, kind, name, capsys):
     assert np.isfinite(values).all()
 
 
-def test_sparser_maps_are_said_to_be_sparser(model, batch):
+def test_sparser_maps_have_a_higher_sparseness(model, batch):
     x, y, _ = batch
     scores = {
         q: quantus.Sparseness(disable_warnings=True)(
@@ -86,6 +86,6 @@ def test_sparser_maps_are_said_to_be_sparser(model, batch):
     assert np.mean(scores[98]) > np.mean(scores[0])
 
 
-def test_a_wrong_option_is_said_at_once():
+def test_a_wrong_option_fails_early():
     with pytest.raises(TypeError, match="no option 'quantile'"):
         explain_func("rectgrad", quantile=3)

@@ -60,7 +60,7 @@ def test_weights_there_and_back():
 
 def test_networks_learn_together_what_they_learn_alone(monkeypatch):
     """In float64, where rounding cannot grow: losses and weights after each of two steps of Adam."""
-    monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)  # the interpreter is slow by the program
+    monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)  # the interpreter is slow for each program
     data, plain = occluded(HIDDEN[1:]), modules(2)
     together = Networks(plain, DEVICE, torch.float64)
     optimisers = [torch.optim.Adam(m.double().to(DEVICE).parameters(), lr=1e-3) for m in plain]
@@ -78,7 +78,7 @@ def test_networks_learn_together_what_they_learn_alone(monkeypatch):
             assert (a - b.cpu()).abs().max() < 1e-7
 
 
-# bfloat16 on GPUs alone: torch's own products of it crash on some CPUs
+# bfloat16 only on GPUs: torch's own bfloat16 products crash on some CPUs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16][: 1 + torch.cuda.is_available()])
 def test_narrow_numbers_follow_the_wide_ones(dtype, monkeypatch):
     monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)

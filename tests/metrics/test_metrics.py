@@ -1,4 +1,4 @@
-"""`rectgrad.metrics` against slow twins, against scipy, skimage and Quantus, and at its edges."""
+"""`rectgrad.metrics` compared with slow versions, scipy, skimage and Quantus, and in edge cases."""
 
 import inspect
 import warnings

@@ -10,7 +10,7 @@ from rectgrad.models import ImageModel, load
 
 @pytest.fixture
 def standins(monkeypatch):
-    """The stand-in packages in place of the real ones, gone again afterwards."""
+    """Replaces the real packages with stand-ins, and removes them afterwards."""
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES}
     for name in ours:
         monkeypatch.delitem(sys.modules, name)

@@ -105,7 +105,7 @@ def drawn() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def inception_file(tmp_path_factory):
-    """A file as published, but for its values; removed at the end, for it is large."""
+    """A file like the published one, with random values; removed at the end because it is large."""
     path = tmp_path_factory.mktemp("inception") / "model.safetensors"
     safetensors.torch.save_file(drawn(), path)
     yield path

@@ -60,7 +60,7 @@ def test_one_line_that_names_the_fix(offline, caplog, name, fix):
 def test_the_hub_s_other_messages_are_kept(caplog):
     with errors_from("hub", "model"):
         HUB_LOG.warning("your token has expired")
-    HUB_LOG.warning("Retrying in 1s [Retry 1/5].")  # somebody else's download
+    HUB_LOG.warning("Retrying in 1s [Retry 1/5].")  # another download
     assert [record.getMessage() for record in caplog.records] == [
         "your token has expired",
         "Retrying in 1s [Retry 1/5].",

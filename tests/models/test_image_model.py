@@ -158,6 +158,7 @@ def test_label_files(tmp_path):
     with pytest.raises(ValueError, match="line 2 is empty"):
         load("cifar10_cnn", weights=weights, labels=names)
     names.write_bytes(b"\xff\xfe\x00\xd8")
-    for bad in (names, tmp_path / "none.txt", tmp_path):
-        with pytest.raises(ModelUnavailableError, match=r"labels=.*cannot be read"):
+    wrong = {names: "cannot be read", tmp_path / "none.txt": "no such file", tmp_path: "cannot be read"}
+    for bad, reason in wrong.items():
+        with pytest.raises(ModelUnavailableError, match=rf"labels=.*{reason}"):
             load("cifar10_cnn", weights=weights, labels=bad)

@@ -1,4 +1,4 @@
-"""Files of weights: nothing in them runs, and what is wrong with one is said."""
+"""Weight files: no code in them runs, and errors say what is wrong with a file."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which photos are meant, and files that are whole or not there."""
+"""Finding photos, and writing files atomically."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Reading photos: every usual kind of file, upright and in 8-bit RGB, or one sentence about why not."""
+"""Reading photos: every common format, upright and in 8-bit RGB, or a one-line error message."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ def test_sixteen_bits_are_scaled_not_cut_off(tmp_path):
     assert np.asarray(photos.read(path)).tolist() == np.full((10, 10, 3), 128).tolist()
 
 
-def test_transparent_parts_lie_on_white(tmp_path):
+def test_transparency_is_composited_on_white(tmp_path):
     picture = Image.new("RGBA", (10, 10), (255, 0, 0, 0))
     picture.paste((0, 0, 255, 255), (0, 0, 5, 10))
     path = tmp_path / "clear.png"
@@ -156,5 +156,5 @@ def test_reading_changes_no_state_of_the_process(tmp_path):
 def test_a_device_or_a_pipe_is_no_photo(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     for path in ("/dev/zero", tmp_path / "pipe.jpg"):
-        with pytest.raises(photos.UnreadableImageError, match="not a file"):
+        with pytest.raises(photos.UnreadableImageError, match="not a regular file"):
             photos.read(path)

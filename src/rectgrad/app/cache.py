@@ -1,4 +1,4 @@
-"""A small cache for results that several visitors may ask for at once."""
+"""A small cache for results that several visitors may request at the same time."""
 
 from __future__ import annotations
 

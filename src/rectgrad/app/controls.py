@@ -1,6 +1,6 @@
-"""The methods and their options as the page needs them: what to draw for each, and what a value means.
+"""Describes the methods and their options to the page, and parses the values that it sends back.
 
-Everything comes from the fields of the methods, so a new method needs no line here.
+Everything is derived from the fields of the methods, so a new method needs no change here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, title_of
 from rectgrad.methods.options import choices_of, help_of, type_of
 
-EVALUATIONS = 10_000  # passes that one map may take: a visitor must not keep the server busy for hours
+EVALUATIONS = 10_000  # limit per map, so that no visitor can keep the server busy for hours
 
 
 def methods() -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def _help(method: Method) -> str:
-    """The first line about a class of methods; for a listed variant, what its options do."""
+    """The first line of the class's docstring; for a variant, the help of the options that it changes."""
     default = query.defaults(type(method))
     varied = [field.name for field in fields(method) if getattr(method, field.name) != default[field.name]]
     varied = [name for name in varied if not isinstance(getattr(method, name), Method)]
@@ -69,7 +69,7 @@ def _described(kind: type[Method]) -> list[dict[str, Any]]:
 
 
 def _control(kind: type[Method], name: str, default: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The control that suits a field, and the choices of a list."""
+    """The type of control for a field, and its choices if it is a list."""
     if isinstance(default, bool):
         return "checkbox", []
     if choices := choices_of(kind, name):
@@ -88,7 +88,7 @@ def parse(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     listed = {kind.__name__: kind for kind, _ in query.kinds()}
     for group in given:
         if group not in listed:
-            raise ValueError(f"unknown class of methods {group!r}; they are {', '.join(listed)}")
+            raise ValueError(f"unknown class of methods {group!r}; classes are {', '.join(listed)}")
     return {
         group: {name: _value(listed[group], name, v) for name, v in values.items()}
         for group, values in given.items()
@@ -102,7 +102,7 @@ def _value(kind: type[Method], name: str, value: Any) -> Any:
     if isinstance(value, str):
         return _from_text(name, value.strip(), type_of(field), query.defaults(kind)[name])
     if type_of(field) is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)  # a page has one type of number
+        return float(value)  # JavaScript has a single number type
     return value
 
 
@@ -124,7 +124,7 @@ def is_slow(method: Method) -> bool:
 
 
 def evaluations(method: Method) -> int | None:
-    """How many inputs a method with many passes evaluates; None if its options do not tell."""
+    """How many inputs a method with many passes evaluates; None if that is unknown."""
     named = (getattr(method, name, None) for name in ("samples", "steps", "masks"))
     return next((count for count in named if isinstance(count, int)), None) if is_slow(method) else None
 

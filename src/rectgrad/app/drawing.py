@@ -1,6 +1,6 @@
-"""Maps as the page receives them, and the picture to download.
+"""Encodes maps for the page, and draws the picture to download.
 
-The page colours maps itself, with the library's tables of colours: moving q costs one map and no picture.
+The page colours maps itself, using the library's colour tables: when q changes, only a map has to be sent.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rectgrad.app.query import Query
 from rectgrad.explanation import Explanation
 from rectgrad.methods.catalog import METHODS, describe
 
-FULL = 32767  # the largest value of a map, as the page receives it
+FULL = 32767  # the largest value of an encoded map
 
 
 def plane(name: str, values: np.ndarray, query: Query) -> np.ndarray:
-    """The map summed over its channels, with the final threshold of the baselines if it was chosen."""
+    """The map summed over its channels, after the final threshold for baselines if that was chosen."""
     flat = image.plane(values)
     cut = query.final_threshold and not METHODS[name].thresholds
     return image.final_threshold(flat) if cut else flat
 
 
 def packed(flat: np.ndarray) -> tuple[dict[str, Any], bytes]:
-    """A map for the page: its size, its largest value and whether it is signed; and its capped values as
-    16-bit integers, little-endian, row by row."""
+    """Encodes a map: its size, largest value and whether it is signed; and its capped values as little-endian
+    16-bit integers, row by row."""
     capped, limit = image.cap(flat)
     scaled = capped / limit if limit > 0 else capped
     described = {
@@ -44,7 +44,7 @@ def packed(flat: np.ndarray) -> tuple[dict[str, Any], bytes]:
 
 
 def message(content: dict[str, Any], data: bytes = b"") -> bytes:
-    """One message of a stream: the lengths of both parts, a JSON object, and bytes that belong to it."""
+    """One message of a stream: the lengths of its two parts, a JSON object, and binary data."""
     text = json.dumps(content, ensure_ascii=False).encode()
     return struct.pack("<II", len(text), len(data)) + text + data
 
@@ -68,8 +68,8 @@ def picture(flat: np.ndarray, crop: Image.Image, query: Query) -> Image.Image:
 
 
 def sheet(found: list[Explanation], query: Query) -> Image.Image:
-    """The picture to download: that of the explanation. For several, or in chosen colours: the photo and the
-    maps as the page shows them."""
+    """The picture to download: the explanation's own picture for a single map in default colours, otherwise
+    the photo and the maps as the page shows them."""
     if len(found) == 1 and query.colours == "auto" and not query.final_threshold:
         return found[0].show(dark=query.dark)
     crop = found[0].photo

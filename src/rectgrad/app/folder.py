@@ -14,7 +14,7 @@ ALL = "all"
 
 
 class Folder:
-    """`sources` are the photos in order; `classes` maps those classified so far to their top class."""
+    """`sources` lists the photos; `classes` maps those classified so far to their top class."""
 
     def __init__(self, folder: Path, service: Service) -> None:
         self.sources = files.sources([str(folder)])
@@ -26,7 +26,7 @@ class Folder:
         return len(self.sources)
 
     def start(self) -> None:
-        """Starts to classify the photos in a background thread."""
+        """Starts classifying the photos in a background thread."""
         threading.Thread(target=self._classify, daemon=True).start()
 
     def _classify(self) -> None:
@@ -41,7 +41,7 @@ class Folder:
         self.finished.set()
 
     def choices(self) -> list[tuple[str, str]]:
-        """Filters by class, the most frequent first."""
+        """The filters by class, the most frequent first."""
         counted = Counter(self.classes.values()).most_common()
         classes = [(f"{self._service.first.label(index)} ({n})", str(index)) for index, n in counted]
         state = "" if self.finished.is_set() else f", {len(self.classes)} of them classified so far"

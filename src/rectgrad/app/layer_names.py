@@ -1,4 +1,4 @@
-"""Names of layers that people can read."""
+"""Readable names for layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ACRONYMS = {"relu": "ReLU", "relu6": "ReLU6", "gelu": "GELU", "silu": "SiLU", "
 
 
 def readable(name: str) -> str:
-    """ "_blocks.15._relu1" as "blocks 15, ReLU 1"; a name that is already words stays as it is."""
+    """ "_blocks.15._relu1" becomes "blocks 15, ReLU 1"; names that are already readable do not change."""
     parts = [part for part in (_words(part) for part in name.split(".")) if part]
     joined: list[str] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""The state of the explorer's controls as a value: which methods, options and classes were chosen."""
+"""The state of the explorer's controls: which methods, options and classes were chosen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Query:
     def changed(self, name: str) -> dict[str, Any]:
         """The options of a method that differ from the defaults of its class.
 
-        Only those are applied, so that RectGrad PRR keeps `prr=True` although the control shows the default.
+        Only those are applied, so RectGrad PRR keeps `prr=True` although its control shows the default.
         """
         kind = type(as_method(name, {}))
         default = defaults(kind)

@@ -1,7 +1,7 @@
-"""What the explorer answers.
+"""The HTTP routes of the explorer.
 
-A page names photos by the ids that it was given, models and methods by their listed names, and options by
-their values: no path and no address that it sends is ever opened.
+A page refers to photos by ids that the server issued, to models and methods by their listed names, and to
+options by their values. Paths and URLs sent by a page are never opened.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Opening(BaseModel):
 
 
 class Search(Opening):
-    """Part of the name of a class."""
+    """A search for classes by part of their name."""
 
     search: str = Field("", max_length=100)
 
@@ -75,12 +75,12 @@ class View(Opening):
     colours: str = "auto"
     overlay: float = Field(0.0, ge=0, le=1)
     dark: bool = False
-    measure: list[str] = []  # slow methods whose specificity was asked for
-    have: list[str] = []  # methods whose maps the page has already
-    known: list[str] = []  # methods whose specificity the page has already
+    measure: list[str] = []  # slow methods whose specificity was requested
+    have: list[str] = []  # methods whose maps the page already has
+    known: list[str] = []  # methods whose specificity the page already has
 
     def query(self) -> Query:
-        """Raises an error that names what is not valid."""
+        """The validated state of the controls. Invalid values raise an error that names them."""
         query = Query(
             methods=tuple(dict.fromkeys(self.methods)),
             options=controls.parse(self.options),
@@ -105,14 +105,14 @@ class Step(BaseModel):
 
 
 class Explorer:
-    """The state behind the routes: who is looking, at what, and what is being computed."""
+    """The state behind the routes: sessions, photos and running computations."""
 
     def __init__(self, service: Service, temporary: TemporaryFolder, folder: Folder | None = None) -> None:
         self.service, self.temporary, self.folder = service, temporary, folder
         self.work = Work()
         self.sessions = Sessions(service.release)
         self.samples = {} if folder is not None else {each.name: each.path for each in _samples()}
-        self._reader = ThreadPoolExecutor(1)  # one at a time: a large photo takes 450 MB while it is read
+        self._reader = ThreadPoolExecutor(1)  # one photo at a time: decoding a large one takes 450 MB
 
     def close(self) -> None:
         self.work.close()
@@ -121,11 +121,11 @@ class Explorer:
     def session(self, token: str) -> Session:
         session = self.sessions.get(token)
         if session is None:
-            raise HTTPException(401, "This page has been idle for too long. Reload it.")
+            raise HTTPException(401, "This page was idle for too long. Reload it.")
         return session
 
     def photo(self, session: Session, photo: str) -> Photo:
-        """The photo with an id: one that this visitor uploaded, a sample, or one of the folder."""
+        """The photo with this id: one that this visitor uploaded, a sample, or one in the folder."""
         kind, _, name = photo.partition(":")
         if photo in session.uploads:
             return session.uploads[photo]
@@ -135,11 +135,11 @@ class Explorer:
             path = self.folder.sources[int(name)].path
             return Photo(path, path.name)
         raise HTTPException(
-            404, "This photo is not on the server: uploads are deleted after 15 minutes. Open it again."
+            404, "This photo is not on the server: uploads are deleted after 15 minutes. Upload it again."
         )
 
     async def opened(self, session: Session, given: Opening) -> tuple[Prediction, Any]:
-        """A photo with its top classes, and in the detail that the page shows."""
+        """A photo with its top classes, and its crop at the resolution of the page."""
         photo = self.photo(session, given.photo)
         loop = asyncio.get_running_loop()
         found, shown = await loop.run_in_executor(
@@ -155,13 +155,13 @@ class Explorer:
         self.sessions.look(session, prediction.digest)
         return prediction
 
-    async def asked(self, token: str, view: View) -> tuple[Session, Query, Prediction]:
-        """Who asks, what for, and what the network says about the photo."""
+    async def resolve(self, token: str, view: View) -> tuple[Session, Query, Prediction]:
+        """The session of a request, its query, and the network's prediction for its photo."""
         session, query = self.session(token), view.query()
         return session, query, await self.prediction(session, view)
 
     async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
-        """The result of a computation; it is stopped if the caller is."""
+        """Runs a computation and returns its result; it is stopped if the caller is cancelled."""
         task = self.work.join(key, compute, slow)
         try:
             return await asyncio.shield(asyncio.wrap_future(task.future))
@@ -177,7 +177,7 @@ def _samples() -> list[files.Source]:
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page by name, read once: nothing else of the disk can be asked for."""
+    """The files of the page by name. They are read once; no other files are served."""
     return {
         each.name: (each.read_bytes(), KINDS[Path(each.name).suffix])
         for each in resources("rectgrad.app").joinpath("page").iterdir()
@@ -186,8 +186,8 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool = True) -> FastAPI:
-    """The application. With `local`, only requests addressed to this machine by name are answered, so that no
-    page of another site can reach it under a name of its own."""
+    """Creates the application. With `local`, only requests for a local host name are accepted, which prevents
+    DNS rebinding: a page of another site cannot reach the server under that site's name."""
 
     @contextlib.asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -203,7 +203,9 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
     @app.middleware("http")
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
         if local and (request.url.hostname or "") not in LOCAL:
-            response: Response = JSONResponse({"error": "This name is not served here."}, 403)
+            response: Response = JSONResponse(
+                {"error": "This server does not accept requests for this host name."}, 403
+            )
         elif login is not None and not _knows(login, request.headers.get("authorization", "")):
             response = Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="rectgrad"'})
         else:
@@ -225,7 +227,7 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
         @app.exception_handler(kind)
         async def failed(_: Request, error: Exception) -> Response:
-            return JSONResponse({"error": streams.sentence(error)}, 400)
+            return JSONResponse({"error": streams.message_of(error)}, 400)
 
     @app.get("/")
     async def page() -> Response:
@@ -234,12 +236,12 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
     @app.get("/page/{name}")
     async def page_file(name: str) -> Response:
         if name not in static:
-            raise HTTPException(404, "There is no such file.")
+            raise HTTPException(404, "No such file.")
         return Response(static[name][0], media_type=static[name][1])
 
     @app.post("/api/session")
     async def begin(session: str | None = Header(None)) -> dict[str, Any]:
-        """A session, and everything that the page draws its controls from."""
+        """Starts or resumes a session and returns what the page needs to draw its controls."""
         return {
             "session": sessions.open(session),
             "models": service.models(),
@@ -255,9 +257,9 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
     @app.post("/api/pause")
     async def pause(request: Request) -> None:
-        """A page is closed or loaded again: its uploads stay for a while, what was computed for it does not.
+        """Called when a page is closed or reloaded. Its uploads are kept for a while; its results are freed.
 
-        The session is the body, because a browser sets no headers at that moment.
+        The session is sent as the body, because `sendBeacon` cannot set headers.
         """
         own = sessions.get((await _body(request, 100)).decode("ascii", "replace"))
         if own is not None:
@@ -286,34 +288,34 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
     @app.post("/api/classes")
     async def classes(given: Search, session: str = Header()) -> list[dict[str, Any]]:
-        """The classes whose names match, best first; all of them without a search."""
+        """The classes whose names match, best first; all classes if the search is empty."""
         prediction = await explorer.prediction(explorer.session(session), given)
         return service.classes(prediction, given.search)
 
     @app.post("/api/maps")
     async def maps(view: View, session: str = Header()) -> Response:
-        own, query, prediction = await explorer.asked(session, view)
+        own, query, prediction = await explorer.resolve(session, view)
         wanted = streams.Wanted(service, prediction, query, view.have, view.known, view.measure)
         return _stream(streams.maps(explorer.work, own.begin("maps"), wanted))
 
     @app.post("/api/layers")
     async def layers(view: View, session: str = Header()) -> Response:
-        own, query, prediction = await explorer.asked(session, view)
+        own, query, prediction = await explorer.resolve(session, view)
         return _stream(streams.layers(explorer.work, own.begin("layers"), service, prediction, query))
 
     @app.post("/api/sparsity")
     async def sparsity(view: View, session: str = Header()) -> Response:
-        own, query, prediction = await explorer.asked(session, view)
+        own, query, prediction = await explorer.resolve(session, view)
         return _stream(streams.sparsity(explorer.work, own.begin("sparsity"), service, prediction, query))
 
     @app.post("/api/script")
     async def python(view: View, session: str = Header()) -> dict[str, str]:
-        _, query, prediction = await explorer.asked(session, view)
+        _, query, prediction = await explorer.resolve(session, view)
         return {"script": script.lines(prediction, query, service.load_arguments(prediction.model))}
 
     @app.post("/api/download/{kind}")
     async def download(kind: Literal["png", "npz", "py"], view: View, session: str = Header()) -> Response:
-        _, query, prediction = await explorer.asked(session, view)
+        _, query, prediction = await explorer.resolve(session, view)
         content = await _file(explorer, kind, prediction, query)
         name = quote(f"{Path(prediction.name).stem}-explained.{kind}")
         return Response(
@@ -345,7 +347,7 @@ def _stream(messages: AsyncIterator[bytes]) -> Response:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """The body of a request, refused as soon as it is too long."""
+    """Reads the body of a request, and rejects it as soon as it exceeds the limit."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -362,7 +364,7 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
         return script.lines(prediction, query, service.load_arguments(prediction.model)).encode()
     target, results = query.resolve_target(prediction.top), []
     for method in query.configured().values():
-        # What is known of a slow map is enough for its picture.
+        # A picture shows the specificity of a slow map only if it was computed before.
         ready = service.has_specificity(prediction, method, target)
         whole = kind == "png" and (ready or not controls.is_slow(method))
         compute = service.measured if whole else service.map
@@ -380,7 +382,7 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
 
 
 def _knows(login: tuple[str, str], header: str) -> bool:
-    """Whether a request has the user's name and password, compared in constant time."""
+    """Whether a request has the right user name and password; the comparison takes constant time."""
     scheme, _, encoded = header.partition(" ")
     try:
         given = base64.b64decode(encoded, validate=True)

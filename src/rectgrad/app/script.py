@@ -11,9 +11,9 @@ from rectgrad.engine.target import contrast
 
 
 def lines(prediction: Prediction, query: Query, load_arguments: str) -> str:
-    """A script to run in the folder of the photo. It ends with a picture of each map.
+    """A script to run in the folder of the photo. It saves a picture of each map.
 
-    Its `maps` equal those of the page bit for bit on the same machine. `load_arguments` are the arguments of
+    On the same machine, its `maps` equal those of the page bit for bit. `load_arguments` are the arguments of
     `rectgrad.models.load`.
     """
     target = query.resolve_target(prediction.top)

@@ -26,11 +26,11 @@ PORTS = 100  # ports to try
 
 
 def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str] | None:
-    """Returns user and password, if given. Serving other machines needs them, or `insecure`."""
+    """Returns user and password, if given. Access from other machines requires them, or `insecure`."""
     if auth is not None:
         user, colon, password = auth.partition(":")
         if not (user and colon and password):
-            raise ValueError("--auth takes user:password")
+            raise ValueError("--auth must have the form user:password")
         return user, password
     if host not in LOCAL and not insecure:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str]
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket that listens at the address; without a port, at the first free one from 7860 on."""
+    """A socket that listens on this address; without a port, on the first free one from 7860 on."""
     candidates = [port] if port else [*range(FIRST_PORT, FIRST_PORT + PORTS), 0]
     for i, candidate in enumerate(candidates):
         try:
@@ -62,26 +62,26 @@ def listen(host: str, port: int | None) -> socket.socket:
                 continue
             where = f"--host {host}" + (f" --port {port}" if port else "")
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"{where} cannot be served: {reason}") from None
+            raise ValueError(f"cannot listen on {where}: {reason}") from None
     raise AssertionError
 
 
 class TemporaryFolder:
-    """A folder for uploads. Old files are removed regularly, and the whole folder at the end.
+    """A folder for uploads. Old files are removed regularly, the whole folder on exit.
 
-    Folders of servers that were killed are removed at the next start.
+    Folders left by servers that were killed are removed at the next start.
     """
 
     def __init__(self) -> None:
         for folder in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
             owner = folder.name.split("-")[2]
-            if owner.isdigit() and not files.alive(int(owner)):  # not a number: not our folder
+            if owner.isdigit() and not files.alive(int(owner)):  # other names are not ours
                 shutil.rmtree(folder, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()
 
     def new_file(self) -> Path:
-        """A path that nobody else uses or can guess."""
+        """A new path with a random name that cannot be guessed."""
         return self.path / secrets.token_hex(16)
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class TemporaryFolder:
             self.remove_old(time.time() - 60 * MINUTES)
 
     def remove_old(self, before: float) -> None:
-        """Removes files older than `before`, and the oldest ones beyond the total size."""
+        """Removes files older than `before`, and the oldest ones if their total size exceeds the limit."""
         entries = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._files()]
         available = MEGABYTES * 2**20
         for changed, size, path in sorted(entries, reverse=True):

@@ -1,4 +1,4 @@
-"""Models, forward passes and maps for the explorer, cached. Knows nothing of the web."""
+"""Computes and caches models, forward passes and maps for the explorer. Independent of the web server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rectgrad.app.cache import Cache
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
 from rectgrad.explanation import Explanation, Network
-from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.recorded import answers, measured
+from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import MODELS, Guess, ImageModel, classes, load
@@ -49,7 +49,7 @@ class Prediction:
 
 
 class Map(NamedTuple):
-    """The explanation by one method, and its time (without the forward pass if that was recorded)."""
+    """The explanation by one method, and its time (without the forward pass if that was already recorded)."""
 
     explanation: Explanation
     seconds: float
@@ -63,7 +63,7 @@ class Map(NamedTuple):
 class Service:
     """Computes everything that the page shows.
 
-    `first` is the model at start-up; `files` are the arguments of `load` that it was loaded with.
+    `first` is the model loaded at start-up; `files` are the file arguments of `load` that it was loaded with.
     """
 
     def __init__(self, first: ImageModel, device: str = "cpu", **files: Path | None) -> None:
@@ -78,8 +78,8 @@ class Service:
         self._sparsities: Cache[float] = Cache(100)
 
     def _ready(self, model: ImageModel) -> ImageModel:
-        """The model on its device. Its hook counts the inputs that it evaluates, and ends maps that nobody
-        waits for."""
+        """Moves the model to the device and adds a hook that counts evaluated inputs and stops computations
+        that no request waits for."""
         model.module.to(self.device)
         model.module.register_forward_pre_hook(lambda _, inputs: work.evaluated(len(inputs[0])))
         return model
@@ -87,7 +87,7 @@ class Service:
     # --- models ---
 
     def models(self) -> list[str]:
-        """The models that can be loaded by name. A page can name no others: their code would run here."""
+        """The models that can be loaded by name. A page cannot request others, whose code would run here."""
         named = [name for name in MODELS if not any(letter in name for letter in ":.")]
         return list(dict.fromkeys([self.first.name, *named]))
 
@@ -106,7 +106,7 @@ class Service:
     # --- photos ---
 
     def open(self, path: Path, name: str, model_name: str) -> tuple[Prediction, Image.Image]:
-        """A photo as the model sees it, not yet classified, and the same part of it in more detail.
+        """A photo as the model sees it, not yet classified, and the same crop at a higher resolution.
 
         Raises photos.UnreadableImageError with a message for the user.
         """
@@ -142,8 +142,8 @@ class Service:
         return self.model(prediction.model).prepare(prediction.crop).unsqueeze(0).to(self.device)
 
     def classes(self, prediction: Prediction, search: str) -> list[dict[str, Any]]:
-        """The classes whose names match, best first, each with its other names; all of them, sorted by name,
-        without a search."""
+        """The classes whose names match, best first, each with its other names. Without a search: all
+        classes, sorted by name."""
         names = self.model(prediction.model).names()
         names = names or [[f"class {i}"] for i in range(prediction.classes)]
         found = classes.search(names, search)
@@ -155,26 +155,26 @@ class Service:
         return (prediction.digest, method, _key(target))
 
     def is_slow(self, prediction: Prediction, method: Method, target: Any) -> bool:
-        """Whether a map would need many passes now."""
+        """Whether a map needs many passes and is not cached."""
         return controls.is_slow(method) and self.key(prediction, method, target) not in self._maps
 
     def map(self, prediction: Prediction, method: Method, target: Any) -> Map:
-        """The map of a method; its specificity is computed when it is asked for."""
+        """The map of a method, without its specificity."""
 
         def compute() -> Map:
             recorded, batch = self._record(prediction), [self._network(prediction).from_crop(prediction.crop)]
             started = time.perf_counter()
-            with Heard(quiet=True) as heard:
-                found = answers(recorded, self._network(prediction), batch, method, target, False, heard)
+            with WarningLog(quiet=True) as log:
+                found = answers(recorded, self._network(prediction), batch, method, target, False, log)
             return Map(found[0], time.perf_counter() - started)
 
         return self._maps.get(self.key(prediction, method, target), compute)
 
     def measured(self, prediction: Prediction, method: Method, target: Any) -> Explanation:
-        """The explanation with its specificity, which takes a second map."""
+        """The explanation with its specificity, which needs a second map."""
 
         def compute() -> Explanation:
-            with Heard(quiet=True):  # a zero map of the other class is expected
+            with WarningLog(quiet=True):  # a zero map of the other class is expected
                 explanation = self.map(prediction, method, target).explanation
                 return measured(self._record(prediction), explanation, target)
 
@@ -212,7 +212,7 @@ class Service:
         return self._sparsities.get(self.key(prediction, method, target), compute)
 
     def release(self, digest: str) -> None:
-        """Frees the memory of a photo that no session uses any more."""
+        """Frees the memory of a photo that no session uses anymore."""
         self._records.discard(lambda key: key == digest)
         for cache in (self._maps, self._measured, self._predictions, self._sparsities):
             cache.discard(lambda key: key[0] == digest)
@@ -227,7 +227,7 @@ class Service:
 
 
 def _detailed(model: ImageModel, photo: Image.Image) -> Image.Image:
-    """The part of the photo that the model sees, with as many pixels as there are, up to `SHOWN`."""
+    """The part of the photo that the model sees, at its full resolution up to `SHOWN` pixels."""
     height, width = model.size
     available = model.crop_fraction * min(photo.width / width, photo.height / height)
     factor = max(1.0, min(available, SHOWN / max(height, width)))

@@ -1,4 +1,4 @@
-"""Who is looking at what. A session is one page in one browser; it sees its own uploads and no others."""
+"""Sessions. A session is one page in one browser. Sessions are isolated: each sees only its own uploads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from rectgrad.app.service import Prediction
 
-SESSIONS = 200  # more than that: the one that was idle longest goes
+SESSIONS = 200  # limit; beyond it, the session that was idle longest is ended
 UPLOADS = 3  # photos that a session keeps
-MINUTES = 15  # of silence, after which a session ends
+MINUTES = 15  # a session ends after this time without requests
 
 
 @dataclass
 class Photo:
-    """A file to explain, and the name that its owner gave it."""
+    """A file to explain, and its original name."""
 
     path: Path
     name: str
 
 
 class Request:
-    """A request that a newer one of the same session and subject replaces."""
+    """A request. `replaced` is set when the same session sends a newer one about the same subject."""
 
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
@@ -35,26 +35,26 @@ class Request:
 class Session:
     uploads: dict[str, Photo] = field(default_factory=dict)
     predictions: dict[tuple[str, str], Prediction] = field(default_factory=dict)  # by photo and model
-    digest: str = ""  # of the photo that is looked at
+    digest: str = ""  # of the photo that is shown
     seen: float = field(default_factory=time.monotonic)
     _requests: dict[str, Request] = field(default_factory=dict)
 
     def remember(self, photo: str, prediction: Prediction) -> None:
-        """Keeps what the network said about a photo, for the last few."""
+        """Keeps the prediction for a photo; only the last few are kept."""
         self.predictions.pop((photo, prediction.model), None)
         self.predictions[photo, prediction.model] = prediction
         while len(self.predictions) > UPLOADS:
             del self.predictions[next(iter(self.predictions))]
 
     def begin(self, subject: str) -> Request:
-        """A new request about a subject; the older one is told that it was replaced."""
+        """Starts a request about a subject and marks the previous one as replaced."""
         older, self._requests[subject] = self._requests.get(subject), Request()
         if older is not None:
             older.replaced.set()
         return self._requests[subject]
 
     def add(self, path: Path, name: str) -> str:
-        """Keeps an uploaded photo, and deletes the oldest one if there are too many. Returns its id."""
+        """Adds an uploaded photo, deletes the oldest one if there are too many, and returns the id."""
         photo = f"upload:{secrets.token_hex(8)}"
         self.uploads[photo] = Photo(path, name)
         while len(self.uploads) > UPLOADS:
@@ -72,15 +72,15 @@ class Session:
 
 
 class Sessions:
-    """`unused` is called with the digest of a photo that no session looks at any more."""
+    """All sessions. `unused` is called with the digest of a photo that no session shows anymore."""
 
     def __init__(self, unused: Callable[[str], None]) -> None:
         self._sessions: dict[str, Session] = {}
         self._unused = unused
 
     def open(self, token: str | None = None) -> str:
-        """The session with this token, if there is one; else a new one. Returns its token."""
-        self.end_silent()
+        """Returns the token of an existing session, or that of a new one."""
+        self.end_idle()
         if token is not None and self.get(token):
             return token
         while len(self._sessions) >= SESSIONS:
@@ -96,7 +96,7 @@ class Sessions:
         return session
 
     def look(self, session: Session, digest: str) -> None:
-        """The session looks at another photo now."""
+        """Called when a session shows another photo."""
         before, session.digest = session.digest, digest
         self._release(before)
 
@@ -107,12 +107,12 @@ class Sessions:
             self._release(session.digest)
 
     async def clean_up(self) -> None:
-        """Ends silent sessions, for ever."""
+        """Ends idle sessions once a minute, until it is cancelled."""
         while True:
             await asyncio.sleep(60)
-            self.end_silent()
+            self.end_idle()
 
-    def end_silent(self) -> None:
+    def end_idle(self) -> None:
         before = time.monotonic() - 60 * MINUTES
         for token in [token for token, session in self._sessions.items() if session.seen < before]:
             self.end(token)

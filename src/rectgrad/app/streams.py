@@ -1,6 +1,6 @@
-"""Answers that arrive in parts: fast maps first, then their specificity, then slow maps with their progress.
+"""Streamed responses: fast maps first, then their specificity, then slow maps with their progress.
 
-A stream ends early when a newer request of the same page replaces it.
+A stream ends early if a newer request from the same page replaces it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rectgrad.explanation.trust import LOW, caution
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import describe, name_of
 
-REST = 0.15  # seconds without a newer request, after which the specificity is computed too
-TICK = 0.25  # seconds between two reports of progress
+REST = 0.15  # seconds without a newer request before the specificity is computed
+TICK = 0.25  # seconds between progress messages
 
 
 class ReplacedError(Exception):
-    """A newer request of the same page came."""
+    """A newer request from the same page has arrived."""
 
 
 @dataclass
 class Wanted:
     """The maps of a request.
 
-    `have`, `known`: methods whose maps and specificities the page has. `measure`: slow methods whose
-    specificity was asked for.
+    `have`, `known`: methods whose maps or specificities the page already has. `measure`: slow methods whose
+    specificity was requested.
     """
 
     service: Service
@@ -63,7 +63,7 @@ class Wanted:
 
 
 class Waiting:
-    """What a request waits for. Leaving the `with` block gives up everything."""
+    """The computations that a request waits for. It leaves all of them at the end of the `with` block."""
 
     def __init__(self, work: Work, request: Request) -> None:
         self.work, self.request = work, request
@@ -82,7 +82,7 @@ class Waiting:
         return task
 
     async def rest(self, seconds: float) -> None:
-        """Waits; raises `ReplacedError` if a newer request comes meanwhile."""
+        """Waits; raises `ReplacedError` if a newer request arrives in the meantime."""
         try:
             await asyncio.wait_for(self.request.replaced.wait(), seconds)
         except (TimeoutError, asyncio.TimeoutError):
@@ -90,7 +90,7 @@ class Waiting:
         raise ReplacedError
 
     async def result(self, task: Task) -> AsyncIterator[Any]:
-        """Yields the number of inputs evaluated so far, again and again; at last ("result", value)."""
+        """Yields the number of inputs evaluated so far, repeatedly, and finally ("result", value)."""
         future = asyncio.wrap_future(task.future)
         replaced = asyncio.ensure_future(self.request.replaced.wait())
         try:
@@ -108,10 +108,10 @@ class Waiting:
 
 
 async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[bytes]:
-    """Fast maps, their specificities, and then the slow maps one by one."""
+    """Streams the fast maps, their specificities, and then the slow maps one by one."""
     missing = wanted.missing()
     with Waiting(work, request) as waiting:
-        # A slow map that an older request of this page started goes on: it is joined before that one leaves.
+        # A slow map that an older request of this page started continues: join it before that request leaves.
         tasks = {
             name: waiting.join(wanted.key(method), wanted.compute(method), wanted.slow(method))
             for name, method in missing
@@ -139,7 +139,7 @@ async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[by
 async def _map(
     waiting: Waiting, wanted: Wanted, name: str, method: Method, task: Task
 ) -> AsyncIterator[bytes]:
-    """Progress, and then the map or what went wrong."""
+    """Streams progress messages, and then the map or an error."""
     try:
         async for each in waiting.result(task):
             if isinstance(each, int):
@@ -152,11 +152,12 @@ async def _map(
             described |= {"seconds": found.seconds, "warnings": found.explanation.warnings}
             yield drawing.message(described, data)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-        yield drawing.message({"kind": "error", "method": name, "error": sentence(error)})
+        yield drawing.message({"kind": "error", "method": name, "error": message_of(error)})
 
 
 async def _specificities(waiting: Waiting, wanted: Wanted) -> AsyncIterator[bytes]:
-    """Those of the fast maps, once the controls rest: each takes a second map."""
+    """Streams the specificities of the fast maps, once the controls have stopped moving: each needs a second
+    map."""
     await waiting.rest(REST)
     for name, method in wanted.methods.items():
         if not wanted.slow(method):
@@ -180,16 +181,16 @@ async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Meth
         async for each in waiting.result(waiting.join(key, compute, slow)):
             if not isinstance(each, int):
                 found: Explanation = each[1]
-                yield drawing.message(content | _said(found))
+                yield drawing.message(content | _described(found))
             elif slow:
                 progress = {"done": each, "total": controls.evaluations(method)}
                 yield drawing.message({"kind": "progress", "method": name} | progress)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
-        yield drawing.message(content | {"note": sentence(error)})
+        yield drawing.message(content | {"note": message_of(error)})
 
 
-def _said(found: Explanation) -> dict[str, Any]:
-    """The specificity as the page shows it. A button there offers the better method, so no sentence does."""
+def _described(found: Explanation) -> dict[str, Any]:
+    """The specificity as the page shows it. The note does not suggest a better method: a button does."""
     value, note = found.specificity, found.specificity_note
     low = value is not None and value < LOW
     if value is not None and low:
@@ -213,13 +214,13 @@ async def layers(
         except ReplacedError:
             return
         except (ValueError, TypeError, RuntimeError) as error:
-            yield drawing.message({"kind": "error", "error": sentence(error)})
+            yield drawing.message({"kind": "error", "error": message_of(error)})
 
 
 async def sparsity(
     work: Work, request: Request, service: Service, prediction: Prediction, query: Query
 ) -> AsyncIterator[bytes]:
-    """One value of q at a time, so that a map need not wait for the whole curve."""
+    """Computes one value of q at a time, so that a map does not have to wait for the whole curve."""
     with Waiting(work, request) as waiting:
         try:
             for q in QS:
@@ -232,21 +233,21 @@ async def sparsity(
         except ReplacedError:
             return
         except (ValueError, TypeError, RuntimeError) as error:
-            yield drawing.message({"kind": "error", "error": sentence(error)})
+            yield drawing.message({"kind": "error", "error": message_of(error)})
 
 
 def settings(method: Method) -> str:
-    """The options that differ from the listed ones, for a caption."""
+    """The options that differ from those of the listed method, for a caption."""
     return describe(method).removeprefix(name_of(method).replace("_", " ")).strip()
 
 
 def advice() -> dict[str, str]:
-    """The methods that the page starts with and suggests."""
+    """The method that the page starts with, and the one that it suggests."""
     return {"first": recommended("where"), "recommended": recommended("why this class")}
 
 
-def sentence(error: BaseException) -> str:
-    """What to tell the user."""
+def message_of(error: BaseException) -> str:
+    """The error message for the user."""
     if isinstance(error, MemoryError):
-        return "There is not enough memory."
+        return "Not enough memory."
     return str(error) or type(error).__name__

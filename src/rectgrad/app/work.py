@@ -1,10 +1,10 @@
-"""What runs when.
+"""Schedules computations.
 
-Fast answers never wait for slow ones, equal requests share one computation, and a computation that nobody
-waits for any more is stopped.
+Fast computations never wait for slow ones, identical requests share one computation, and a computation is
+stopped when no request waits for it anymore.
 
-Two threads do all the work (every thread that runs a network keeps its own buffers): one for maps of a single
-backward pass, one for those of many. `join` and `leave` are called on the event loop alone.
+Two threads do all the work (every thread that runs a network keeps its own buffers): one for maps that need
+a single backward pass, one for maps that need many. `join` and `leave` are only called on the event loop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _running = threading.local()
 
 
 class Stopped(BaseException):
-    """Nobody waits for this computation. Not an Exception, so that no library takes it for a failed pass."""
+    """Stops a computation that no request waits for. Not an Exception, so that no library handles it as a
+    failed pass."""
 
 
 class Task:
-    """A computation, shared by everybody who asked for it. `done` counts the inputs evaluated so far."""
+    """A computation, shared by all requests for it. `done` counts the inputs evaluated so far."""
 
     def __init__(self, key: Hashable) -> None:
         self.key, self.waiting, self.done = key, 0, 0
@@ -48,7 +49,7 @@ class Work:
         self._tasks: dict[Hashable, Task] = {}
 
     def join(self, key: Hashable, compute: Callable[[], Any], slow: bool) -> Task:
-        """Starts a computation, or shares the one that is under way. Everybody who joins must leave."""
+        """Starts a computation, or shares the running one. Every caller must call `leave` later."""
         task = self.running(key)
         if task is None:
             task = self._tasks[key] = Task(key)
@@ -57,7 +58,7 @@ class Work:
         return task
 
     def running(self, key: Hashable) -> Task | None:
-        """The computation with this key, if it is queued or running and will not be stopped."""
+        """The computation with this key if it is queued or running, and has not been stopped."""
         task = self._tasks.get(key)
         return None if task is None or task.stopped or task.future.done() else task
 
@@ -77,7 +78,7 @@ class Work:
 
 
 def evaluated(inputs: int) -> None:
-    """Counts inputs that the running computation evaluates, and stops it if nobody waits for it."""
+    """Counts the inputs that the running computation evaluates, and stops it if no request waits for it."""
     task = getattr(_running, "task", None)
     if task is not None:
         task.done += inputs

@@ -20,7 +20,7 @@ class Case(NamedTuple):
 def case_of(plan: Plan, name: str, pixels: int, batch: int, light: bool = False) -> Case:
     """Random images from a fixed seed, and the class that the network predicts for each.
 
-    With `light` the network does not run: it is not calibrated, and every class is 0.
+    With `light`, the network is not run: it is not calibrated, and every class is 0.
     """
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     module = networks.build(name, pixels, calibrated=not light).to(plan.device, DTYPES[plan.dtype])
@@ -33,5 +33,5 @@ def case_of(plan: Plan, name: str, pixels: int, batch: int, light: bool = False)
 
 
 def side(plan: Plan, name: str) -> int:
-    """Height and width of the images: those of the plan, or the default of the network."""
+    """Height and width of the images, from the plan or the network's default."""
     return plan.pixels or networks.NETWORKS[name].pixels

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def comparison(plan: Plan, model: str, progress: measure.Progress = measure.no_progress) -> dict[str, Any]:
-    """Times in interleaved rounds, then memory and sparse layers of each contender separately."""
+    """Measures times in interleaved rounds, then memory and sparse layers of each contender separately."""
     case = case_of(plan, model, side(plan, model), plan.batch)
     field = {each.name: each for each in contenders(case, plan)}
     with progress(measure.steps(len(field), plan.rounds) + len(field), model) as advance:
@@ -37,15 +37,15 @@ def comparison(plan: Plan, model: str, progress: measure.Progress = measure.no_p
 
 
 def _complete(row: Row, contender: Contender, plan: Plan, model: str, case: Case) -> None:
-    """Adds what is not measured in the race."""
+    """Adds what is not measured in the interleaved rounds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the race reported them
+        warnings.simplefilter("ignore")  # already reported
         row["group"] = contender.group
         row["memory"] = memory.peak(contender.run, plan, model, contender.name)
         row["sparse_share"] = _sparse_share(case, contender.name)
         if contender.group == "captum":  # Captum warns about its hooks each time
             has_no_effect = peers.has_no_effect(contender.name, contender.run, case.inputs, plain(case))
-            row["note"] = "no change to this network's backward pass" if has_no_effect else None
+            row["note"] = "does not change this network's backward pass" if has_no_effect else None
 
 
 def _sparse_share(case: Case, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Timing in interleaved rounds, so that a slow moment of the machine affects all contenders."""
+"""Timing in interleaved rounds, so that a temporary slowdown of the machine affects all contenders."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Times(NamedTuple):
 
 
 def race(runs: Mapping[str, Run], rounds: int, device: str, advance: Advance) -> Times:
-    """Times every run in every round. The first run is the base: if it fails, nothing is timed. Any other run
-    that fails during its warm-up is skipped. `advance` is called `steps` times."""
+    """Times every run in every round. The first run is the base: if it fails, nothing is timed. Other runs
+    that fail during their warm-up are skipped. `advance` is called `steps` times."""
     failed: dict[str, str] = {}
     notes: dict[str, str] = {}
     base = next(iter(runs))
@@ -82,7 +82,7 @@ def reason(error: Exception) -> str:
 
 
 def repeats(run: Run, device: str) -> int:
-    """The number of calls per measurement. Also serves as the second call of a warm-up."""
+    """The number of calls per measurement. Determining it is also the second call of the warm-up."""
     return max(1, round(LEAST / max(seconds(run, 1, device), 1e-6)))
 
 
@@ -128,7 +128,7 @@ def synchronize(device: str) -> None:
 
 
 def ratios(mine: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Ratios within each round, because a slow machine slows both."""
+    """Ratios within each round, because a slowdown of the machine affects both."""
     return [a / b for a, b in zip(mine, base, strict=True)]
 
 
@@ -141,7 +141,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def rows(times: Times) -> list[dict[str, Any]]:
-    """The numbers of each contender: medians over the rounds and quartiles. The first is the base."""
+    """The medians over the rounds and the quartiles of each contender. The first is the base."""
     base = next(iter(times.seconds.values()), [])
     return [_row(name, mine, base, times.notes.get(name)) for name, mine in times.seconds.items()]
 

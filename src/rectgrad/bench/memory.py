@@ -45,7 +45,7 @@ def peak(run: Callable[[], Any], plan: Plan, model: str, name: str) -> Peak | No
 
 
 def allocated(run: Callable[[], Any], device: str) -> Peak:
-    """The maximum over three calls, which includes what earlier calls keep for later ones."""
+    """The maximum over three calls, which includes memory that a call keeps for the next one."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,7 +1,7 @@
 """Straightforward RectGrad: a custom autograd.Function replaces each activation.
 
 tau comes from torch's selection functions. torch.quantile takes at most 2**24 units per sample, and if the
-rank of tau is halfway between two units it may choose the other one, so that a layer passes one unit more or
+rank of tau is halfway between two units, it may choose the other one. A layer then passes one unit more or
 less.
 """
 

@@ -40,8 +40,8 @@ def check(name: str, pixels: int | None) -> None:
     network = NETWORKS[name]
     side = network.pixels if pixels is None else pixels
     if side < network.least or side % network.step:
-        multiple = f", in multiples of {network.step}" if network.step > 1 else ""
-        raise ValueError(f"{name} takes pixels of at least {network.least}{multiple}, not {side}")
+        multiple = f" and a multiple of {network.step}" if network.step > 1 else ""
+        raise ValueError(f"pixels must be at least {network.least}{multiple} for {name}, not {side}")
 
 
 def build(name: str, pixels: int, calibrated: bool = True) -> nn.Module:

@@ -20,7 +20,7 @@ class Plan:
     """models: names in networks.NETWORKS. pixels: height and width of the images; None: the network's
     default. methods: names in METHODS; empty: all, but those with many passes only with `averages`. captum,
     naive: include Captum's counterparts (None: if installed) and straightforward implementations. tf32,
-    threads: None keeps torch's setting. selection, scaling: further measurements.
+    threads: None keeps torch's setting. selection, scaling: additional measurements.
     """
 
     models: tuple[str, ...] = ("efficientnet_lite0",)
@@ -70,7 +70,7 @@ def captum_installed() -> bool:
 
 @contextlib.contextmanager
 def applied(plan: Plan) -> Iterator[None]:
-    """Sets torch's threads and precision as the plan says, and restores them."""
+    """Applies the plan's threads and precision to torch, and restores the previous settings on exit."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32
     try:

@@ -1,4 +1,4 @@
-"""How cost grows with the batch size and the image size."""
+"""Measures how the cost grows with the batch size and the image size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Selection of tau on its own: 8 samples with 802,816 units each, half of them zero, by our kernel and
-torch."""
+"""Times the selection of tau on its own, by our kernel and by torch: 8 samples with 802,816 units each, half
+of them zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = "threshold.percentile"
 
 
 def scores(shape: tuple[int, int], device: str) -> Tensor:
-    """a * R of a layer with half of its units inactive."""
+    """Random scores a * R of a layer with half of its units inactive."""
     generator = torch.Generator().manual_seed(0)
     a, R = (torch.randn(shape, generator=generator) for _ in range(2))
     return (a.relu_() * R).to(device)
@@ -28,7 +28,7 @@ def scores(shape: tuple[int, int], device: str) -> Tensor:
 def selection(
     plan: Plan, progress: measure.Progress = measure.no_progress, shape: tuple[int, int] = SHAPE
 ) -> dict[str, Any]:
-    """Times, and ratios to our kernel."""
+    """Returns times, and ratios to our kernel."""
     s = scores(shape, plan.device)
     runs: dict[str, measure.Run] = {OURS: partial(percentile, s, Q)}
     runs |= {f"torch.{name}": partial(tau, s) for name, tau in TAUS.items()}

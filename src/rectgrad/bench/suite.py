@@ -23,7 +23,7 @@ def run(
     progress: Progress = no_progress,
     show: Callable[[str, Section], None] = lambda kind, section: None,
 ) -> dict[str, Any]:
-    """Runs a plan. `file` always holds the finished sections; `show` is called with each of them.
+    """Runs a plan. `file` is updated after each section, and `show` is called with it.
 
     result = rectgrad.bench.run(rectgrad.bench.Plan(models=("resnet50",), device="cuda", batch=8))
     """

@@ -1,7 +1,7 @@
 """The command line. A command is imported when it runs, so that `--help` is fast.
 
-Invalid input prints one line on stderr and exits with status 2. Of several files, valid ones are processed,
-invalid ones are listed, and the exit status is 1.
+Invalid input prints one line on stderr and exits with status 2. With several files, the valid ones are
+processed, the invalid ones are listed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ COMMANDS = {
     "explain": ("explain", "Explain photos: one picture and one JSON record each."),
     "compare": ("compare", "Compare methods side by side, as in the paper's Figure 1."),
     "sweep": ("sweep", "Show RectGrad at many thresholds, as in the paper's Figure 4."),
-    "layers": ("layers", "Show attribution layer by layer, as in the paper's Figure 7."),
-    "app": ("explorer", "Start the explorer, a web page."),
+    "layers": ("layers", "Show the attribution layer by layer, as in the paper's Figure 7."),
+    "app": ("explorer", "Start the explorer, an interactive web page."),
     "bench": ("bench", "Measure the time and memory of each method."),
     "data": ("data", "Download CIFAR-10 and its object masks."),
     "train": ("train", "Train the paper's CNN."),
-    "reproduce": ("reproduce", "Run an experiment of the paper."),
+    "reproduce": ("reproduce", "Run an experiment from the paper."),
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to obtain them."),
 }
@@ -40,7 +40,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stub with name and help text, for the list of commands."""
+        """Returns a stub with name and help text, which is enough for the list of commands."""
         if cmd_name not in COMMANDS:
             return None
         stub = typer.Typer(add_completion=False)
@@ -113,9 +113,9 @@ def _fail(message: str, status: int = 2) -> None:
 
 
 def _message(error: Exception) -> str:
-    """The error in one line. An unexpected error is a bug of ours and keeps its traceback."""
+    """The error as one line. An unexpected error is a bug in rectgrad and keeps its traceback."""
     if hasattr(error, "format_message"):  # raised by the argument parser
-        valid = f" Commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
+        valid = f" The commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
         return " ".join(error.format_message().split()) + valid
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
@@ -126,7 +126,7 @@ def _message(error: Exception) -> str:
 
 
 def with_option_names(message: str) -> str:
-    """Python's arguments as the options of the command line: --weights FILE for weights=FILE."""
+    """Replaces Python arguments by command-line options: weights=FILE becomes --weights FILE."""
     return re.sub(r"\b(weights|labels)=(?=FILE|['\"])", r"--\1 ", message)
 
 

@@ -16,8 +16,10 @@ from rectgrad.cli.progress import progress
 
 bench_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-Models = Annotated[list[str] | None, typer.Option("--model", help=f"{', '.join(NETWORKS)}; repeatable.")]
-Methods = Annotated[list[str] | None, typer.Option("--method", help="See `rectgrad methods`; repeatable.")]
+Models = Annotated[list[str] | None, typer.Option("--model", help=f"{', '.join(NETWORKS)}; may be repeated.")]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="See `rectgrad methods`; may be repeated.")
+]
 
 
 @bench_app.command("bench")
@@ -27,7 +29,7 @@ def bench(
     device: shared.Device = "auto",
     batch: Annotated[int, typer.Option(help="Images per batch.")] = 1,
     pixels: Annotated[
-        int | None, typer.Option(help="Height and width of the images; default: that of the network.")
+        int | None, typer.Option(help="Height and width of the images; default: the network's own.")
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of timed rounds.")] = 5,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")] = "float32",
@@ -55,7 +57,8 @@ def bench(
         bool, typer.Option("--selection", help="Also time the selection of tau on its own.")
     ] = False,
     scaling: Annotated[
-        bool, typer.Option("--scaling", help="Also measure how cost grows with batch and image size.")
+        bool,
+        typer.Option("--scaling", help="Also measure how the cost grows with batch size and image size."),
     ] = False,
     as_json: Annotated[
         str | None, typer.Option("--json", help="Write the results to this file; - for stdout.")
@@ -99,13 +102,13 @@ def bench(
 
 
 def _file(as_json: str | None) -> Path | None:
-    """The output file, checked before an hour of work."""
+    """The output file. It is checked first, because the measurements may take an hour."""
     if as_json in (None, "-"):
         return None
     file = Path(as_json)
     parent = next(each for each in file.absolute().parents if each.exists())
     if file.is_dir() or not parent.is_dir():
-        raise ValueError(f"--json {as_json!r} must be a file in a folder, or - for stdout")
+        raise ValueError(f"--json must be the path of a file to write, or - for stdout, not {as_json!r}")
     return file
 
 

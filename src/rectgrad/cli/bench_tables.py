@@ -23,13 +23,13 @@ GROUPS = {
 LEGEND = """\
 ms         time of one call: median of {rounds} rounds
 × plain    ratio to the plain gradient of the same round: median and quartiles
-MB         peak memory of the call, not counting the network and the images
-total      ratio of total peak memory, network and images included
+MB         peak memory of the call, without the network and the images
+total      ratio of total peak memory, including the network and the images
 sparse     share of layers whose kernel skips units that the threshold zeroed"""
 
 
 def printer(plan: Plan) -> Callable[[str, Row], None]:
-    """Prints each section of a result."""
+    """Returns a function that prints a section of the result."""
     console = Console(highlight=False)
     show = {"environment": environment, "models": comparison, "selection": selection, "scaling": scaling}
     return lambda kind, section: show[kind](console, section, plan)
@@ -79,7 +79,7 @@ def numbers(row: Row) -> list[str]:
 
 
 def remarks(console: Console, section: Row) -> None:
-    """Why a method failed or is not comparable; each remark once, with all its methods."""
+    """Prints why methods failed or are not comparable: each remark once, with all its methods."""
     names_by_remark: dict[str, list[str]] = {}
     for row in section["rows"]:
         if row["note"]:

@@ -31,7 +31,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Compare:
-    """Several methods: a row of maps, and a row of the same maps with the final threshold."""
+    """Several methods: a row of maps, and a row of the same maps after the final threshold."""
 
     methods: dict[str, Method]
     target: int | None = None
@@ -72,7 +72,7 @@ class Compare:
 @compare_app.command("compare")
 def compare(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = SHOWN,
+    methods: Annotated[str, typer.Option(help="Comma-separated method names, or all.")] = SHOWN,
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
@@ -87,10 +87,11 @@ def compare(
     again: shared.Again = False,
     as_json: shared.AsJson = False,
 ) -> int:
-    """Compare methods on one sheet, without and with the final threshold of the baselines.
+    """Compare methods on one sheet, with and without a final threshold for the baselines.
 
     The final threshold zeroes everything below the 95th percentile of a map; RectGrad does not need it.
-    Red is evidence for the class, blue against it. Several photos give one sheet each and OUT/index.html.
+    Red is evidence for the class, blue is evidence against it. Several photos produce one sheet each and
+    OUT/index.html.
 
     Example: rectgrad compare cat.jpg --methods saliency,smoothgrad,rectgrad
     """

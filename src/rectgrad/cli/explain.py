@@ -19,7 +19,7 @@ from rectgrad.cli import options as shared
 from rectgrad.cli.explain_ray import ModelSpec, run_on_ray
 from rectgrad.cli.index import of_many
 from rectgrad.cli.report import Outcome, process
-from rectgrad.cli.run import Drawn, Json, Plan, array, run, said
+from rectgrad.cli.run import Drawn, Json, Plan, array, run, summary_of
 from rectgrad.explanation import Explanation, Network, Prepared, explain_prepared, recommended
 from rectgrad.explanation.result import PICTURES
 from rectgrad.explanation.trust import LOW
@@ -58,14 +58,16 @@ class Explain:
 
     def draw(self, answer: Explanation) -> Drawn:
         picture = answer.show(dark=self.dark, only=self.only, smooth=self.smooth)
-        return Drawn(picture, answer.overlay(), array(answer), said(answer))
+        return Drawn(picture, answer.overlay(), array(answer), summary_of(answer))
 
 
 @explain_app.command("explain")
 @shared.with_method_options
 def explain_command(
     images: shared.Images = None,
-    method: Annotated[str, typer.Option(help="See `rectgrad methods`.")] = recommended("where"),
+    method: Annotated[str, typer.Option(help="Attribution method; see `rectgrad methods`.")] = recommended(
+        "where"
+    ),
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,
@@ -74,13 +76,13 @@ def explain_command(
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 8,
     out: shared.Out = Path("explained"),
     maps: shared.Maps = None,
-    only: Annotated[str | None, typer.Option(help="Draw this alone: map or overlay.")] = None,
+    only: Annotated[str | None, typer.Option(help="Draw only one panel: map or overlay.")] = None,
     smooth: Annotated[
-        bool, typer.Option("--smooth", help="Blur the map of the overlay, for slides.")
+        bool, typer.Option("--smooth", help="Blur the map in the overlay, for slides.")
     ] = False,
     dark: shared.Dark = False,
     specificity: shared.WithSpecificity = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: all cores, or a cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="local, or ray to use all cores or a cluster.")] = "local",
     again: shared.Again = False,
     as_json: shared.AsJson = False,
     *,
@@ -89,8 +91,8 @@ def explain_command(
     """Explain photos: what did the network look at?
 
     Writes OUT/NAME.png (photo, map, overlay), OUT/NAME.json (the explained class, the top 5, the specificity)
-    and, with --maps, the raw map of each photo. OUT/index.html shows all of them. Existing results are kept,
-    so that an interrupted run resumes.
+    and, with --maps, the raw map of each photo. OUT/index.html shows all results. Existing results are kept,
+    so an interrupted run can be resumed.
 
     Example: rectgrad explain photos/ --method rectgrad --q 95 --maps npz --out explained
     """
@@ -117,7 +119,7 @@ def explain_command(
 
 
 def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
-    """The top five, the path of the picture, the specificity, and what to try next."""
+    """Prints the top five classes, the path of the picture, the specificity, and what to try next."""
     for candidate in record["top5"]:
         print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
     print(out / record["picture"])
@@ -135,7 +137,7 @@ def _next_step(record: Json, images: list[str] | None) -> str:
 
 
 def _program() -> str:
-    """How the user can call this program again."""
+    """The command that the user can type to run this program again."""
     called = sys.argv[0]
     if Path(called).name == "__main__.py":
         return "python -m rectgrad"
@@ -143,9 +145,9 @@ def _program() -> str:
 
 
 def _print_many(outcome: Outcome, out: Path) -> None:
-    """The last line is the path to open."""
+    """Prints a summary. The last line is the path to open."""
     count = len(outcome.records)
-    existing = f", {count - outcome.computed} of them earlier" if outcome.computed < count else ""
+    existing = f", {count - outcome.computed} of them in an earlier run" if outcome.computed < count else ""
     print(f"{count} photo{'s' if count > 1 else ''} explained{existing}")
     values = [record["specificity"] for record in outcome.records if record["specificity"] is not None]
     if values:
@@ -157,5 +159,5 @@ def _print_many(outcome: Outcome, out: Path) -> None:
         print(of_many(caution))
     warned = sum(bool(record["warnings"]) for record in outcome.records)
     if warned:
-        print(f"{warned} with warnings: see the page, Show: with warnings")
+        print(f'{warned} with warnings; to see them, select "with warnings" on the page')
     print(out / "index.html")

@@ -32,7 +32,7 @@ class ModelSpec(NamedTuple):
 
 
 def run_on_ray(spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Done) -> int:
-    """`run`, on Ray."""
+    """Like `run`, but on Ray."""
     missing = list(waiting(plan, sources, done))
     sent = replace(plan, model=None, recompute=True)  # type: ignore[arg-type]
     resources = {"num_gpus": 1} if torch.device(plan.device).type == "cuda" else {"num_cpus": 1}
@@ -48,7 +48,7 @@ def run_on_ray(spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Don
 
 
 def _run_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]) -> list[Any]:
-    """The record of each photo, or an error message. Paths are relative to the caller's folder."""
+    """Returns the record of each photo, or an error message. Paths are relative to the caller's folder."""
     os.chdir(folder)
     results: dict[str, Any] = {}
     plan = replace(plan, model=_load(spec))
@@ -59,5 +59,5 @@ def _run_chunk(folder: str, spec: ModelSpec, plan: Plan, chunk: list[Source]) ->
 
 @functools.lru_cache(maxsize=2)
 def _load(spec: ModelSpec) -> ImageModel:
-    torch.set_num_threads(1)  # in a worker process of ours: Ray runs one per core
+    torch.set_num_threads(1)  # only in this worker process: Ray runs one per core
     return load(spec.name, weights=spec.weights, labels=spec.labels)

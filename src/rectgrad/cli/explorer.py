@@ -18,19 +18,22 @@ app_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app_app.command("app")
 def app(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of photos to browse; default: upload your own.")
+        Path | None,
+        typer.Argument(help="Folder of photos to browse; default: photos are uploaded on the page."),
     ] = None,
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,
     labels: shared.Labels = None,
     device: shared.Device = "auto",
     host: Annotated[
-        str, typer.Option(help="Address to serve on; 127.0.0.1 is this machine only.")
+        str, typer.Option(help="Address to listen on; 127.0.0.1 is reachable from this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port; default: the first free one from 7860.")] = None,
-    auth: Annotated[str | None, typer.Option(help="user:password, required from every visitor.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; default: the first free one from 7860.")
+    ] = None,
+    auth: Annotated[str | None, typer.Option(help="Require this user:password from every visitor.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines without a password.")
+        bool, typer.Option("--insecure", help="Allow access from other machines without a password.")
     ] = False,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:

@@ -26,7 +26,7 @@ Maps = list[tuple[str, Tensor]]  # layers from the output to the input, each wit
 
 
 class Answer(NamedTuple):
-    """A photo's explanation and layers by the name of the method."""
+    """The explanations of a photo and their layers, by name of the method."""
 
     found: Found
     layers: dict[str, Maps]
@@ -83,7 +83,7 @@ class Layers:
 @layers_app.command("layers")
 def layers(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names.")] = "saliency,rectgrad",
+    methods: Annotated[str, typer.Option(help="Comma-separated method names.")] = "saliency,rectgrad",
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     count: Annotated[int, typer.Option(min=2, help="Number of layers to show, evenly spaced.")] = 8,
     target: shared.Target = None,
@@ -100,12 +100,12 @@ def layers(
 ) -> int:
     """Show the attribution at each layer, from the output (left) to the input (right).
 
-    Several photos give one sheet each and OUT/index.html. --maps npz saves every layer.
+    Several photos produce one sheet each and OUT/index.html. --maps npz saves the maps of all layers.
 
     Example: rectgrad layers cat.jpg --methods saliency,rectgrad
     """
     if maps == "npy":
-        raise ValueError("--maps must be npz for layers, because their maps differ in size")
+        raise ValueError("--maps must be npz, because the maps of different layers differ in size")
     shared.check_choice("--maps", maps, ("npz",))
     chosen = shared.picture_methods(methods, q)
     sources = shared.find_photos(images, out, reserved=["layers"])
@@ -125,7 +125,7 @@ def layers_of(network: Network, photo: Prepared, method: Method, target: int | N
 
 
 def _arrays(layers: dict[str, Maps]) -> dict[str, np.ndarray]:
-    """All maps by method, place and layer: a layer that is used twice has two of them."""
+    """All maps by method, position and layer; a layer that is used twice has two maps."""
     return {
         f"{method}.{i:03}.{name}": values.float().numpy()
         for method, own in layers.items()

@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @methods_app.command("methods")
 def methods(as_json: AsJson = False) -> None:
-    """List the methods, what they do, and their options with defaults.
+    """List the methods, what they do, and their options with default values.
 
     Example: rectgrad methods
     """

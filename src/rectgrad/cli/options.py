@@ -1,6 +1,6 @@
-"""Options and steps that several commands share.
+"""Options and helper functions that several commands share.
 
-The options of a method are the fields of its dataclass: names, types and help texts come from there.
+The options of a method are the fields of its dataclass, which define their names, types and help texts.
 """
 
 from __future__ import annotations
@@ -24,35 +24,39 @@ from rectgrad.photos import files
 from rectgrad.photos.files import Source
 
 Images = Annotated[
-    list[str] | None, typer.Argument(help="Photos, folders or patterns; default: a sample photo.")
+    list[str] | None, typer.Argument(help="Photos, folders or glob patterns; default: a sample photo.")
 ]
 ModelName = Annotated[
     str, typer.Option("--model", help="A name from `rectgrad models`, or path/to/file.py:factory.")
 ]
-Weights = Annotated[Path | None, typer.Option(help="Weights of the model: safetensors or a state dict.")]
-Labels = Annotated[Path | None, typer.Option(help="Class names, one per line.")]
-Target = Annotated[str | None, typer.Option(help="Class to explain, index or name; default: the top class.")]
+Weights = Annotated[
+    Path | None, typer.Option(help="File with the model's weights: safetensors or a state dict.")
+]
+Labels = Annotated[Path | None, typer.Option(help="Text file with one class name per line.")]
+Target = Annotated[
+    str | None, typer.Option(help="Class to explain, by index or name; default: the top class.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw on a dark background.")]
 Maps = Annotated[str | None, typer.Option(help="Save the raw maps as npy or npz.")]
-Together = Annotated[bool, typer.Option("--together", help="Put all photos on one sheet too.")]
+Together = Annotated[bool, typer.Option("--together", help="Also put all photos on one sheet.")]
 Again = Annotated[bool, typer.Option("--again", help="Recompute existing results.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line per photo.")]
 WithSpecificity = Annotated[
     bool | None,
     typer.Option(
         "--specificity/--no-specificity",
-        help="How far a map belongs to its class; default: for methods that need one pass.",
+        help="Measure how specific a map is to its class; default: for methods that need one pass.",
         show_default=False,
     ),
 ]
 
-KINDS = ("npy", "npz")  # of files with raw maps
+KINDS = ("npy", "npz")  # formats of raw maps
 
 
 class Option(NamedTuple):
-    """An option of one or more methods. help: each text, with the methods it applies to."""
+    """An option of one or more methods. help: maps each help text to the methods it applies to."""
 
     type: type
     help: dict[str, list[str]]
@@ -126,9 +130,9 @@ def picture_methods(names: str, q: float) -> dict[str, Method]:
 
 
 def check_percentile(q: float | None) -> None:
-    """An error for a percentile that was given as a fraction."""
+    """Raises an error if a percentile was given as a fraction."""
     if q is not None and 0.5 <= q < 1:
-        raise ValueError(f"--q {q:g} is a percentile, from 0 to 100, not a fraction: use --q {100 * q:g}")
+        raise ValueError(f"--q is a percentile from 0 to 100, not a fraction: use --q {100 * q:g}, not {q:g}")
 
 
 def _picture_method(name: str, q: float) -> Method:
@@ -139,7 +143,7 @@ def _picture_method(name: str, q: float) -> Method:
 def find_photos(
     images: list[str] | None, out: Path | None = None, reserved: Collection[str] = ()
 ) -> list[Source]:
-    """The photos to process; photos in the output folder are results and do not count."""
+    """The photos to process. Photos in the output folder are skipped, because they are results."""
     given = images if images is not None else [str(files.sample_photo())]
     sources = files.sources(given, exclude=out, reserved=reserved)
     if not sources:
@@ -181,7 +185,7 @@ def _convert(name: str, value: Any, kind: type) -> Any:
 
 
 def code_of(model: str) -> tuple:
-    """The file of a model's code with the hash of its content; weights and labels are part of the model."""
+    """The Python file of a model with the hash of its content. Weights and labels are part of the model."""
     path = Path(model.rpartition(":")[0] or model)
     if not path.is_file():
         return ()
@@ -205,7 +209,7 @@ def exit_status(broken: list[str], several: bool) -> int:
 
 
 def resolve_device(device: str) -> str:
-    """A device that is available; `auto` is the fastest."""
+    """Checks that a device is available; `auto` selects the fastest."""
     if device == "auto":
         if torch.cuda.is_available():
             return "cuda"

@@ -1,4 +1,4 @@
-"""Runs a plan over photos and tells the user: progress, the index page, the results, the exit status."""
+"""Runs a plan over photos and reports to the user: progress, index page, results and exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 def process(
     command: str, plan: Plan, sources: list[Source], as_json: bool, execute: Callable[..., int] = run
 ) -> Outcome:
-    """Runs the plan. The index page is complete also when the run is interrupted."""
+    """Runs the plan. The index page is complete even if the run is interrupted."""
     broken: list[str] = []
     records: dict[str, Json] = {}
     index = Index(plan.out, command, len(sources))
@@ -58,8 +58,8 @@ _DOING = {"explain": "explaining", "compare": "comparing", "sweep": "sweeping", 
 
 
 def report_sheets(plan: Plan, outcome: Outcome, as_json: bool, together: Path | None = None) -> int:
-    """Prints the path to open: the only sheet, the sheet of all photos, or the index page. Returns the exit
-    status."""
+    """Prints the path to open (a single sheet, the sheet of all photos, or the index page) and returns the
+    exit status."""
     pictures = [plan.out / record["picture"] for record in outcome.records]
     if together is not None and pictures:
         files.save_picture(_stacked(pictures), together)

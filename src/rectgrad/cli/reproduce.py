@@ -22,10 +22,10 @@ def reproduce(
     name: Annotated[str, typer.Argument(metavar="ID", help=f"{', '.join(EXPERIMENTS)}, all, or report.")],
     dataset: Annotated[str, typer.Option(help="cifar10 or shapes.")] = "shapes",
     preset: Annotated[
-        str, typer.Option(help="quick, or paper: as many images and trials as in the paper.")
+        str, typer.Option(help="quick, or paper for as many images and trials as in the paper.")
     ] = "quick",
     images: Annotated[
-        Path | None, typer.Option(help="Folder of photos for the figures; default: those of scikit-image.")
+        Path | None, typer.Option(help="Folder of photos for the figures; default: scikit-image's samples.")
     ] = None,
     model: Annotated[
         str | None,
@@ -33,15 +33,15 @@ def reproduce(
     ] = None,
     device: shared.Device = "auto",
     engine: Annotated[
-        str, typer.Option(help="local, or ray: runs roar-kar on all cores or on a cluster.")
+        str, typer.Option(help="local, or ray to run roar-kar on all cores or a cluster.")
     ] = "local",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for records and figures.")] = Path("results"),
 ) -> None:
-    """Run an experiment of the paper and write its record (JSON) and figures.
+    """Run an experiment from the paper and write its record (JSON) and figures.
 
-    An interrupted experiment resumes when it is run again. `report` collects all records of the folder in one
-    page, OUT/report.html.
+    An interrupted experiment resumes when it is run again. `report` collects all records in the folder on
+    one page, OUT/report.html.
 
     Example: rectgrad reproduce noise-level --dataset shapes --preset quick
     """
@@ -49,7 +49,7 @@ def reproduce(
         print(report(out))
         return
     if name != "all" and (images or model) and not getattr(experiment(name), "PHOTOS", False):
-        raise ValueError(f"{name} shows no photos: --images and --model are for {', '.join(_with_photos())}")
+        raise ValueError(f"{name} shows no photos: --images and --model apply to {', '.join(_with_photos())}")
     check_engine("roar-kar" if name == "all" else name, engine)
     for each in EXPERIMENTS if name == "all" else (name,):
         resolved = shared.resolve_device(device)

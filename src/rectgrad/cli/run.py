@@ -1,8 +1,8 @@
 """Runs a command over many photos: decodes ahead, computes in batches, draws and writes in the background.
 
-A result is NAME.png, NAME.json (what the network said, and every setting), a thumbnail and, if asked for, the
-raw maps. Files appear complete or not at all, the JSON last. A run that was interrupted resumes: a result is
-kept if the content of the photo, the settings and the model are the same.
+A result consists of NAME.png, NAME.json (the network's answer and all settings), a thumbnail and, optionally,
+the raw maps. Files are written atomically, the JSON file last. An interrupted run resumes: a result is reused
+if the content of the photo, the settings and the model are the same.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches, prefetch
 
 Json = dict[str, Any]
-_SHOWN: dict[Any, int] = {}  # the model's warnings that were printed, as Python keeps them for a module
-Done = Callable[[Source, Any], None]  # with the record of a photo, or the error of a file that cannot be read
+_SHOWN: dict[Any, int] = {}  # the model's warnings printed so far, like a module's __warningregistry__
+Done = Callable[[Source, Any], None]  # called with the record of a photo, or the error of an unreadable file
 
 
 class Drawn(NamedTuple):
-    """What a command makes of a photo: `said` goes into the JSON record."""
+    """The results of a photo. `summary` goes into the JSON record."""
 
     picture: Image.Image
     thumbnail: Image.Image
     maps: np.ndarray | Mapping[str, np.ndarray]
-    said: Json
+    summary: Json
 
 
 class Work(Protocol):
     """What a command does with photos. `explain` runs in the main thread, `draw` in the background."""
 
     def settings(self) -> Json:
-        """Everything that a result depends on, besides the photo and the model."""
+        """Everything that a result depends on, except the photo and the model."""
         ...
 
     def explain(self, network: Network, batch: list[Prepared]) -> list[Any]:
-        """One answer for each photo: its explanation, or several of them."""
+        """One answer for each photo: its explanation, or several explanations."""
         ...
 
     def draw(self, answer: Any) -> Drawn: ...
@@ -56,7 +56,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, the same for every photo."""
+    """The parameters of a run."""
 
     model: ImageModel
     work: Work
@@ -64,11 +64,11 @@ class Plan:
     maps: str | None = None  # "npy" or "npz" to save the raw maps
     batch_size: int = 8
     device: str = "cpu"
-    made_from: tuple = ()  # the files of the model's code, with their content's hash
+    made_from: tuple = ()  # the model's Python file with the hash of its content
     recompute: bool = False  # ignore existing results
 
     def settings(self) -> Json:
-        """Everything that a result depends on, besides the photo, as JSON gives it back."""
+        """Everything that a result depends on, except the photo, as it is read back from JSON."""
         model = {"model": self.model.name, "weights": fingerprint(self.model), "made_from": self.made_from}
         return json.loads(json.dumps({**model, **self.work.settings()}))
 
@@ -81,7 +81,7 @@ class Ready(NamedTuple):
 
 
 def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
-    """Processes every photo. Returns how many were computed, not found among the existing results."""
+    """Processes every photo. Returns how many had to be computed because there was no existing result."""
     plan.model.module.to(plan.device)
     network, settings, computed = Network.of(plan.model), plan.settings(), 0
 
@@ -117,7 +117,7 @@ def waiting(plan: Plan, sources: Iterable[Source], done: Done) -> Iterator[Sourc
     for source, future in prefetch(look, sources):
         existing = None if future.exception() else future.result()
         if existing is None:
-            yield source  # a file that cannot be read too: it is reported when it is decoded
+            yield source  # includes unreadable files, which are reported when they are decoded
         else:
             done(source, existing)
 
@@ -144,13 +144,13 @@ def _answers(
 
 
 def _explained(plan: Plan, network: Network, batch: list[Prepared]) -> list[Any]:
-    """Turns a batch into explanations; every map of a run is computed here. Warnings about a map are in its
-    record and its picture, so only those of the model are printed."""
-    with warnings.catch_warnings(record=True) as heard:
+    """Explains a batch; every map of a run is computed here. Only warnings about the model are printed:
+    those about a map are in its record and its picture."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = plan.work.explain(network, batch)
-    own = {sentence for answer in found for each in _several(answer) for sentence in each.warnings}
-    for each in heard:
+    own = {message for answer in found for each in _several(answer) for message in each.warnings}
+    for each in caught:
         if str(each.message) not in own:
             where = each.filename, each.lineno
             warnings.warn_explicit(each.message, each.category, *where, registry=_SHOWN)
@@ -158,12 +158,12 @@ def _explained(plan: Plan, network: Network, batch: list[Prepared]) -> list[Any]
 
 
 def _several(answer: Any) -> list[Explanation]:
-    """The explanations of one photo: one, or one for each method."""
+    """The explanations of one photo: a single one, or one for each method."""
     return [answer] if isinstance(answer, Explanation) else list(answer.values())
 
 
 def _existing(plan: Plan, settings: Json, source: Source, digest: str) -> Json | None:
-    """The record of a complete result for this content of the photo and these settings."""
+    """The record of a complete result for this photo and these settings; None if there is none."""
     found = files.load_json(plan.out / f"{source.name}.json")
     if not isinstance(found, dict) or (found.get("settings"), found.get("photo")) != (settings, digest):
         return None
@@ -177,7 +177,7 @@ def _write(plan: Plan, settings: Json, source: Source, digest: str, drawn: Drawn
     """Writes one result. The JSON file is written last: it marks the result as complete."""
     record: Json = {
         "image": names.readable(source.path),
-        **drawn.said,
+        **drawn.summary,
         "picture": f"{source.name}.png",
         "thumbnail": f"thumbnails/{source.name}.jpg",
         "settings": settings,
@@ -192,8 +192,8 @@ def _write(plan: Plan, settings: Json, source: Source, digest: str, drawn: Drawn
     return record
 
 
-def said(found: Explanation) -> Json:
-    """What a JSON record says about an explanation."""
+def summary_of(found: Explanation) -> Json:
+    """The fields of a JSON record that describe an explanation."""
     assert found.target is not None
     return {
         "target": _class(found.target),
@@ -205,10 +205,10 @@ def said(found: Explanation) -> Json:
     }
 
 
-def said_of_several(found: Mapping[str, Explanation]) -> Json:
-    """What a JSON record says about several maps of one photo: `specificity` is by name."""
-    first = said(next(iter(found.values())))
-    each = {name: said(one) for name, one in found.items()}
+def summary_of_several(found: Mapping[str, Explanation]) -> Json:
+    """The same for several explanations of one photo. `specificity` maps each name to a value."""
+    first = summary_of(next(iter(found.values())))
+    each = {name: summary_of(one) for name, one in found.items()}
     return {
         "target": first["target"],
         "top5": first["top5"],

@@ -1,4 +1,4 @@
-"""What compare, sweep and layers share: several maps of one photo on one sheet."""
+"""Several maps of one photo on one sheet, for compare, sweep and layers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from rectgrad.api import record
-from rectgrad.cli.run import Drawn, Json, array, said_of_several
+from rectgrad.cli.run import Drawn, Json, array, summary_of_several
 from rectgrad.explanation import Explanation, Network, Prepared, explain_record
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import plain_value
 
-Found = dict[str, Explanation]  # the explanations of one photo, by the name of the method
+Found = dict[str, Explanation]  # the explanations of one photo, by name of the method
 _THUMBNAIL = 720  # pixels
 
 
@@ -26,7 +26,7 @@ def by_methods(
     target: int | None,
     specificity: bool | None = None,
 ) -> list[Found]:
-    """Explains each photo by each method, with one forward pass."""
+    """Explains each photo with each method, using a single forward pass."""
     inputs = torch.stack([photo.inputs for photo in batch]).to(network.device)
     recorded = record(network.module, inputs)
     found: list[Found] = [{} for _ in batch]
@@ -39,7 +39,7 @@ def by_methods(
 
 
 def methods_settings(work: Any, command: str) -> Json:
-    """The settings of a command with several methods: what each of them is, and the command's own fields."""
+    """The settings of a command with several methods: the options of each method, and the command's own."""
     own = {f.name: getattr(work, f.name) for f in fields(work) if f.name != "methods"}
     options = {
         name: {f.name: plain_value(getattr(method, f.name)) for f in fields(method)}
@@ -49,15 +49,15 @@ def methods_settings(work: Any, command: str) -> Json:
 
 
 def drawn(sheet: Image.Image, answer: Found, maps: Any = None) -> Drawn:
-    """A sheet with its record. maps: default: the map of each method."""
+    """A sheet with its record. maps: the raw maps to save; default: the map of each method."""
     small = sheet.copy()
     small.thumbnail((_THUMBNAIL, _THUMBNAIL))
     arrays = {name: array(each) for name, each in answer.items()} if maps is None else maps
-    return Drawn(sheet, small, arrays, said_of_several(answer))
+    return Drawn(sheet, small, arrays, summary_of_several(answer))
 
 
 def caution_lines(found: Mapping[str, Explanation]) -> list[str]:
-    """What to write under a sheet of several maps, by title, if the specificity of some is low."""
+    """The text under a sheet of several maps, by title, if the specificity of some is low."""
     low = [title for title, each in found.items() if each.caution]
     which = "all maps" if len(low) == len(found) > 1 else ", ".join(low)
     return [f"Low specificity ({which}): {found[low[0]].caution}."] if low else []

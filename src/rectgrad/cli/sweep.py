@@ -67,7 +67,7 @@ def sweep(
 ) -> int:
     """Show RectGrad at many thresholds: tau = 0 first, then each q.
 
-    Several photos give one sheet each and OUT/index.html.
+    Several photos produce one sheet each and OUT/index.html.
 
     Example: rectgrad sweep cat.jpg --q 0,20,80,95,99
     """

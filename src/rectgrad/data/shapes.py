@@ -1,6 +1,6 @@
 """`shapes`: ten classes of generated 32 x 32 drawings on cluttered backgrounds, with exact masks.
 
-Every experiment can use it without files and with ground truth. An image depends only on the seed and its
+Every experiment can use it: it needs no files and has ground truth. An image depends only on the seed and its
 index.
 """
 
@@ -107,7 +107,7 @@ def _paint(canvas: np.ndarray, mask: np.ndarray, rng: np.random.Generator, colou
 
 
 def _clutter(rng: np.random.Generator) -> np.ndarray:
-    """A stroke or a blob: parts like those of objects."""
+    """A stroke or a blob that resembles a part of an object."""
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(3, 9), rng.uniform(0.8, 2.6)
     u, v = _coordinates(rng.uniform(0, SIDE, 2), angle)
     stroke = (np.abs(u) < length) & (np.abs(v) < width)

@@ -9,10 +9,10 @@ An experiment is a module with
     draw(lab, metrics) -> figures by name
     tables(metrics)    -> the numbers, next to the paper's where it has them
     findings(metrics)  -> which of the paper's claims the numbers support
-    PHOTOS, RAY        True if it shows photos, if it can run on Ray
+    PHOTOS, RAY        True if it shows photos, and if it can run on Ray
 """
 
-# id: module, imported when the experiment runs
+# id -> module, which is imported when the experiment runs
 EXPERIMENTS = {
     "patch": "patch",
     "feature-occlusion": "feature_occlusion",

@@ -47,7 +47,7 @@ COLOURS = {
     "rectgrad": "#c9733a",
     "rectgrad_prr": "#9b4f96",
 }
-# Shown up to the input as gradient times input, whatever the map of the method is.
+# Shown as gradient times input at the input, even if the map of the method is not multiplied by the input.
 SHOWN = ("saliency", "rectgrad")
 
 

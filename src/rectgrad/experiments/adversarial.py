@@ -55,7 +55,7 @@ CHUNK = 500
 
 
 class Scale(NamedTuple):
-    """How pixels from 0 to 1 become inputs: (pixel - mean) / std for each colour."""
+    """The conversion of pixels from 0 to 1 to inputs: (pixel - mean) / std for each channel."""
 
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)

@@ -31,7 +31,7 @@ CAPTIONS = {
     "": "Margin of the class (its logit minus the largest other logit; below the dotted line the decision "
     "changes) while units are zeroed in random order, for each convolution. Bands are 95 % intervals over "
     "images. If the units of the object matter more, the orange curve falls far below the blue one. Object "
-    "and background have different numbers of units, so that the x-axis is a share."
+    "and background have different numbers of units, so the x-axis is a share."
 }
 PLACES = ("object", "background")
 

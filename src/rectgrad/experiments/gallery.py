@@ -32,7 +32,7 @@ class Gallery(NamedTuple):
 
 
 def gallery(model: str, images: Path | None, device: str) -> tuple[Gallery, list[str]]:
-    """The user's photos, or those of scikit-image, and an error message for each unreadable one."""
+    """The user's photos, or those from scikit-image, and an error message for each unreadable one."""
     network = load(model)
     network.module.to(device).requires_grad_(False)
     sources = files.sources([str(images)]) if images else files.sample_photos()
@@ -56,7 +56,7 @@ def _predict(network: ImageModel, x: Tensor, device: str) -> Tensor:
 
 
 def pairs(labels: Sequence[int]) -> list[tuple[int, int]]:
-    """The indices of the first two images of each class that has two."""
+    """The indices of the first two images of each class that has at least two."""
     first: dict[int, int] = {}
     found: dict[int, tuple[int, int]] = {}
     for i, label in enumerate(labels):

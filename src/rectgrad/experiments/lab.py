@@ -70,7 +70,7 @@ class Lab:
         return self.trained("standard", _unchanged)
 
     def trained(self, name: str, change: Callable[[Images], Images], seed: int | None = None) -> nn.Module:
-        """The CNN trained on images modified by `change`, whose name is `name`.
+        """The CNN trained on images modified by `change`; `name` identifies the modification.
 
         Uses the weights in the package if there are any; otherwise trains once and caches the weights.
         """

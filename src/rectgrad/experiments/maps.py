@@ -51,7 +51,7 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | N
 
 
 def explainer(module: nn.Module, example: Tensor, method: str) -> Callable[..., Tensor]:
-    """`attribute` for many batches like the example: captured on a GPU, if the model can be."""
+    """Like `attribute`, for many batches like the example. Uses a capture on a GPU if the model allows it."""
     ordinary = partial(attribute, module)
     if not example.is_cuda:
         return ordinary
@@ -61,7 +61,7 @@ def explainer(module: nn.Module, example: Tensor, method: str) -> Callable[..., 
         return ordinary
 
     def explain(rows: Tensor, method: str, target: Tensor | None) -> Tensor:
-        fits = rows.shape == example.shape  # a smaller last batch is an ordinary call
+        fits = rows.shape == example.shape  # a smaller last batch uses an ordinary call
         return captured(rows, target) if fits else ordinary(rows, method=method, target=target)
 
     return explain
@@ -76,7 +76,7 @@ def _batch_size(device: torch.device) -> int:
 
 
 def nan_where_zero(values: Tensor, maps: Tensor) -> list[float]:
-    """One value per map; NaN for a map of zeros, which would look like the best one."""
+    """One value per map; NaN for a zero map, which would otherwise look like the best one."""
     return torch.where(maps.flatten(1).any(1), values, torch.nan).tolist()
 
 

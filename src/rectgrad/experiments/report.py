@@ -1,4 +1,4 @@
-"""The report: one HTML page with the figures, tables and findings of all records of a folder.
+"""The report: one HTML page with the figures, tables and findings of all records in a folder.
 
 It works offline: figures are local files and nothing is loaded from the network.
 """
@@ -162,8 +162,8 @@ def _notes(record: dict[str, Any]) -> list[str]:
         return record["notes"]
     command = f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --model {PAPERS}"
     paper = (
-        f"photos are classified by {model}, not by the paper's Inception V4, whose weights are a download of "
-        f"171 MB; to use it: {command}"
+        f"photos are classified by {model}, not by the paper's Inception V4, whose weights are a 171 MB "
+        f"download; to use it: {command}"
     )
     return [*record["notes"], paper]
 

@@ -40,10 +40,10 @@ def reproduce(
     figures: bool = True,
     engine: str = "local",
 ) -> Path:
-    """Runs an experiment and returns the path of its record. Finished work is kept, interrupted work resumes.
+    """Runs an experiment and returns the path of its record. An interrupted experiment resumes.
 
-    `model` and `images` apply to experiments that show photos. With `figures=False` a later call draws the
-    figures without computing anything again. `engine` is local, or ray if the experiment supports it.
+    `model` and `images` apply to experiments that show photos. With `figures=False`, figures are left to a
+    later call, which recomputes nothing. `engine` is local, or ray if the experiment supports it.
     """
     module = experiment(name)
     if dataset not in DATASETS:
@@ -81,7 +81,7 @@ def check_engine(name: str, engine: str) -> None:
         raise ValueError(f"unknown engine {engine!r}; engines are {', '.join(ENGINES)}")
     if engine == "ray" and not getattr(experiment(name), "RAY", False):
         supported = [each for each in EXPERIMENTS if getattr(experiment(each), "RAY", False)]
-        raise ValueError(f"{name} runs locally; --engine ray is for {', '.join(supported)}")
+        raise ValueError(f"{name} does not support --engine ray, only {', '.join(supported)} does")
 
 
 def _compute(module: ModuleType, lab: Lab) -> dict[str, Any]:
@@ -117,7 +117,8 @@ def _check_overwrite(path: Path, preset: str) -> None:
     record: dict[str, Any] = files.load_json(path) or {}
     if preset == "quick" and record.get("preset") == "paper":
         raise ValueError(
-            f"{path} is a record of the preset paper; to keep it, choose another folder with --out"
+            f"{path} is a record of the preset `paper`, which a quick run would overwrite; choose another "
+            "folder with --out"
         )
 
 
@@ -127,7 +128,7 @@ def _has_figures(folder: Path, record: dict[str, Any]) -> bool:
 
 
 def _quantize(page: Image.Image) -> Image.Image:
-    """The picture with an adaptive palette of 256 colours: a third of the file size."""
+    """Reduces the picture to an adaptive palette of 256 colours, which reduces the file to a third."""
     return page.quantize(palette=page.quantize(256, kmeans=2), dither=Image.Dither.FLOYDSTEINBERG)
 
 

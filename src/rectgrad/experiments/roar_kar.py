@@ -1,8 +1,8 @@
 """Table 1, Appendix F: ROAR and KAR. Networks are retrained on images without their most important pixels
-(ROAR), or with only these (KAR). The map of a method defines the importance.
+(ROAR), or with only those (KAR). The map of a method defines the importance.
 
 Removed pixels get the mean colour of the training set. If a method finds what matters, accuracy falls fast in
-ROAR and stays high in KAR, so that the area under ROAR's curve and the area over KAR's curve are low
+ROAR and stays high in KAR, so the area under ROAR's curve and the area over KAR's curve are low
 (trapezoids over the fractions, divided by their range). There are two controls that are not in the paper:
 networks that see only the mask of removed pixels (how much its shape reveals), and maps that are blurred
 first.

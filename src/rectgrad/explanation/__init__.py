@@ -14,11 +14,11 @@ from torch import Tensor
 from rectgrad.api import Model, OptionValue, Record, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
-from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.network import Labels, Network, Picture, Prepare, Prepared, single
 from rectgrad.explanation.recorded import answers, explain_record
 from rectgrad.explanation.result import Explanation, named
 from rectgrad.explanation.trust import Specificity, recommended, specificity
+from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.kernels.device import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.models import Guess, ImageModel
@@ -96,35 +96,36 @@ def explain(
     specificity: bool | None = None,
     **options: OptionValue,
 ) -> Explanation | list[Explanation]:
-    """What a network looked at in a picture: an `Explanation`; a list of them for several pictures.
+    """Explains what a network looked at in a picture. Returns an `Explanation`, or a list of them for several
+    pictures.
 
     image: a path, a PIL image, an array (H, W, 3) of uint8 or of floats from 0 to 1, or a tensor that the
-    model takes, (C, H, W) or (1, ...). Several: a list of these, or a tensor (N, ...).
-    model: a name in rectgrad.models.MODELS, an ImageModel, or a module of your own, which needs `prepare` or
-    a tensor; default: efficientnet_lite0, loaded anew for each call.
+    model takes, (C, H, W) or (1, ...). For several pictures, a list of these or a tensor (N, ...).
+    model: a name in rectgrad.models.MODELS, an ImageModel, or your own module, which needs `prepare` or a
+    tensor; default: efficientnet_lite0, which is loaded in each call.
     method, options: as in `attribute`; default: `recommended("where")`.
     target: as in `attribute`, or a class name.
     prepare: a function from a PIL image to a tensor (C, H, W) that the model takes.
     labels: the class names, or a text file with one per line.
-    device: where to run a model that is loaded by name.
-    specificity: True computes it also for methods that need many passes, False for none.
+    device: the device for a model that is loaded by name.
+    specificity: True also computes it for methods that need many passes, False never computes it.
 
         rectgrad.explain("cat.jpg").save("explained.png")
         rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
     """
     network = Network.of(model, prepare, labels, device)
-    asked = chosen(method if method is not None else recommended("where"), options)
+    configured = chosen(method if method is not None else recommended("where"), options)
     pictures, several = _pictures(image)
-    prepared = map(network.prepared, pictures)  # as they are needed: thousands would fill the memory
-    found = explain_prepared(network, prepared, len(pictures), asked, target, batch_size, specificity)
+    prepared = map(network.prepared, pictures)  # lazily: thousands of pictures would not fit in memory
+    found = explain_prepared(network, prepared, len(pictures), configured, target, batch_size, specificity)
     return found if several else found[0]
 
 
 def _pictures(image: Any) -> tuple[list[Any], bool]:
-    """The pictures one by one, and whether there may be several."""
+    """The pictures as a list, and whether `image` was a list or a batch."""
     if isinstance(image, Tensor):
         if image.dim() == 0:
-            raise ValueError("image is a scalar tensor; give a tensor that the model takes, (C, H, W)")
+            raise ValueError("image is a scalar tensor; pass a tensor that the model takes, (C, H, W)")
         if not single(image):
             return list(image), True
         return [image if image.dim() in (1, 3) else image[0]], False
@@ -142,7 +143,7 @@ def explain_prepared(
     batch_size: int = 8,
     specificity: bool | None = None,
 ) -> list[Explanation]:
-    """`explain` for n pictures that are ready for the network."""
+    """Like `explain`, for n pictures that are already prepared for the network."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
     wanted = _indices_of(network, target, n)
@@ -156,7 +157,7 @@ def explain_prepared(
 
 
 def _batches(prepared: Iterable[Prepared], size: int) -> Iterator[list[Prepared]]:
-    """Consecutive pictures of one shape and type, at most so many at a time."""
+    """Groups consecutive pictures of the same shape and dtype into batches of at most `size`."""
     batch: list[Prepared] = []
     for each in prepared:
         if len(batch) == size or (batch and _kind(batch[0]) != _kind(each)):
@@ -177,31 +178,30 @@ def _indices_of(network: Network, target: Any, n: int) -> Any:
         return network.find_class(target)
     if isinstance(target, (list, tuple)):
         if len(target) != n:
-            raise ValueError(f"target has {len(target)} classes for {n} pictures; give one, or one for each")
+            raise ValueError(
+                f"target has {len(target)} classes for {n} pictures; pass one, or one per picture"
+            )
         return [network.find_class(each) if isinstance(each, str) else each for each in target]
     return target
 
 
 def _recorded(network: Network, inputs: Tensor, method: Method) -> Record:
-    """A batch's forward pass; its outputs and its maps for any class come from what is returned.
-
-    Every batch of `explain` and of the command line passes through here.
-    """
+    """Records the forward pass of a batch, for `explain` and for the command line."""
     return record_for(network.module, inputs, method)
 
 
 def _explained(
     network: Network, batch: list[Prepared], method: Method, target: Any, specificity: bool | None
 ) -> list[Explanation]:
-    """One batch; half of it at a time where memory is not enough."""
+    """Explains one batch; splits it in half if memory runs out."""
     try:
-        with Heard() as heard:
+        with WarningLog() as log:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
             recorded = _recorded(network, inputs, method)
-            return answers(recorded, network, batch, method, target, specificity, heard)
+            return answers(recorded, network, batch, method, target, specificity, log)
     except Exception as error:
         if not out_of_memory(error) or len(batch) == 1:
             raise
     half = len(batch) // 2
-    warn(f"memory was not enough for {len(batch)} pictures at once; batch_size={half} may be enough")
+    warn(f"not enough memory for {len(batch)} pictures at once; batch_size={half} may be small enough")
     return explain_prepared(network, batch, len(batch), method, target, half, specificity)

@@ -1,4 +1,4 @@
-"""What `explain` is given, in one form: a model with its class names, and pictures as it takes them."""
+"""Converts the arguments of `explain` to one form: a model with its class names, and prepared pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Labels = Sequence[str] | str | Path
 
 
 class Prepared(NamedTuple):
-    """A picture as the network takes it, and the photo that shows the same crop, if there is one."""
+    """The input of the network for one picture, and the same crop as a photo, if there is one."""
 
     inputs: Tensor
     photo: Image.Image | None
@@ -29,11 +29,11 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A model, its class names and how it prepares a picture."""
+    """A model, its class names and its preprocessing."""
 
     name: str
     module: Callable[..., object]
-    names: Sequence[Sequence[str]]  # of each class, the display name first; empty if unknown
+    names: Sequence[Sequence[str]]  # the names of each class, the display name first; empty if unknown
     image_model: ImageModel | None = None
     own: Prepare | None = None
 
@@ -64,7 +64,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are; the CPU if it has none."""
+        """The device of the model's weights; the CPU if it has none."""
         tensors = (
             [*self.module.parameters(), *self.module.buffers()] if isinstance(self.module, nn.Module) else []
         )
@@ -83,32 +83,32 @@ class Network:
         return self.names[index][0] if index < len(self.names) else f"class {index}"
 
     def find_class(self, query: str | int) -> int:
-        """The index of a class that is given as an index or a name."""
+        """The index of a class, given as an index or a name."""
         return classes.find(self.names, query)
 
     def check_labels(self, count: int) -> None:
         classes.check_count(self.name, self.names, count)
 
     def prepared(self, picture: Picture) -> Prepared:
-        """A path, picture, array or tensor as the model takes it."""
+        """Prepares a path, picture, array or tensor for the model."""
         if isinstance(picture, Tensor):
             return self._from_tensor(picture)
         return self.from_photo(_photo(picture))
 
     def from_photo(self, photo: Image.Image) -> Prepared:
-        """A photo in RGB, cropped and scaled as the model wants it."""
+        """Crops and scales an RGB photo for the model."""
         if self.own is not None:
             inputs = _checked(self.own(photo))
             return Prepared(inputs, _drawn(inputs))
         if self.image_model is None:
             raise TypeError(
-                f"{self.name} does not say how it prepares a picture; give prepare=, a function from a PIL "
-                "image to the tensor (C, H, W) that the model takes, or give the tensor itself"
+                f"{self.name} has no preprocessing of its own; pass prepare=, a function from a PIL image to "
+                "the tensor (C, H, W) that the model takes, or pass that tensor instead of a picture"
             )
         return self.from_crop(self.image_model.crop(photo))
 
     def from_crop(self, crop: Image.Image) -> Prepared:
-        """A photo that was cropped for the model."""
+        """Prepares a photo that is already cropped for the model."""
         assert self.image_model is not None
         return Prepared(self.image_model.prepare(crop), crop)
 
@@ -117,8 +117,8 @@ class Network:
             return Prepared(inputs, None)
         if inputs.dim() != 3 or len(inputs) != 3:
             raise ValueError(
-                f"{self.name} takes a tensor (3, height, width), not shape {tuple(inputs.shape)}; give a "
-                "path, a PIL image or an array (H, W, 3) to have it prepared"
+                f"{self.name} takes a tensor (3, height, width), not shape {tuple(inputs.shape)}; pass a "
+                "path, a PIL image or an array (H, W, 3) to have it preprocessed"
             )
         mean, std = (torch.tensor(x).view(3, 1, 1) for x in (self.image_model.mean, self.image_model.std))
         return Prepared(inputs, _picture(inputs.detach().cpu().float() * std + mean))
@@ -130,7 +130,7 @@ def single(tensor: Tensor) -> bool:
 
 
 def _checked(inputs: object) -> Tensor:
-    """What `prepare` returned, without a batch dimension."""
+    """Checks what `prepare` returned and removes its batch dimension, if any."""
     if not isinstance(inputs, Tensor):
         raise TypeError(f"prepare returned {type(inputs).__name__}; it must return a tensor (C, H, W)")
     return inputs[0] if inputs.dim() == 4 and len(inputs) == 1 else inputs
@@ -140,7 +140,7 @@ def _photo(picture: object) -> Image.Image:
     """An upright picture in 8-bit RGB."""
     if isinstance(picture, (str, Path)):
         if str(picture).startswith(("http://", "https://")):
-            raise ValueError(f"{picture!r} is a URL; download it first and give the path of the file")
+            raise ValueError(f"{picture!r} is a URL; download it first and pass the path of the file")
         return photos.read(picture)
     if isinstance(picture, Image.Image):
         return photos.upright_rgb(picture)
@@ -163,23 +163,23 @@ def _eight_bits(array: np.ndarray) -> np.ndarray:
     if not (low >= 0 and high <= 1):
         raise ValueError(
             f"an array of floats must have values from 0 to 1, not from {low:.3g} to {high:.3g}; divide by "
-            "255 if they are pixels, or give what the model takes as a tensor"
+            "255 if they are pixels, or pass the model's input as a tensor"
         )
     return (array * 255).round().astype(np.uint8)
 
 
 def _hint(array: np.ndarray) -> str:
     if array.ndim == 3 and array.shape[0] == 3:
-        return "; channels come last: array.transpose(1, 2, 0)"
+        return "; move the channels last: array.transpose(1, 2, 0)"
     if array.ndim == 4:
-        return "; give several pictures as a list: list(array)"
+        return "; pass several pictures as a list: list(array)"
     if array.ndim == 2:
-        return "; repeat a grey picture for each colour: np.stack([array] * 3, axis=2)"
+        return "; repeat a grey picture for each colour channel: np.stack([array] * 3, axis=2)"
     return ""
 
 
 def _drawn(inputs: Tensor) -> Image.Image | None:
-    """A tensor that somebody else prepared, as a picture: each channel from its smallest to largest value."""
+    """Draws a tensor whose preprocessing is unknown: each channel is scaled to its own range."""
     if inputs.dim() != 3 or len(inputs) != 3:
         return None
     x = inputs.detach().cpu().float()
@@ -188,7 +188,7 @@ def _drawn(inputs: Tensor) -> Image.Image | None:
 
 
 def _picture(values: Tensor) -> Image.Image:
-    """(3, H, W) from 0 to 1."""
+    """Converts (3, H, W) values from 0 to 1 to a picture."""
     pixels = (values.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 

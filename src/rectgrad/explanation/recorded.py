@@ -15,10 +15,10 @@ from torch import Tensor
 from rectgrad.api import Record, are_probabilities
 from rectgrad.engine import target as targets
 from rectgrad.engine.trace import Trace
-from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.network import Network, Prepared
 from rectgrad.explanation.result import Explanation
 from rectgrad.explanation.trust import Specificity, caution, specificity
+from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RandomMap
 from rectgrad.methods.catalog import name_of
 from rectgrad.models import Guess
@@ -32,18 +32,18 @@ def explain_record(
     target: Any = None,
     specificity: bool | None = None,
 ) -> list[Explanation]:
-    """The explanations of a recorded batch. Several methods or classes share one forward pass this way."""
-    with Heard() as heard:
-        return answers(recorded, network, batch, method, target, specificity, heard)
+    """The explanations of a recorded batch. Several methods or classes can share one forward pass."""
+    with WarningLog() as log:
+        return answers(recorded, network, batch, method, target, specificity, log)
 
 
 def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
-    """An explanation of a recorded picture with its specificity, whatever it costs; its map is not computed
-    again."""
+    """Adds the specificity to an explanation of a recorded picture, even if that needs many passes. The map
+    is not recomputed."""
     scores = _scores(recorded, 1)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     maps = explanation.map.unsqueeze(0)
-    [found] = _specificities(recorded, explanation.method, maps, scores, index, asked=True)
+    [found] = _specificities(recorded, explanation.method, maps, scores, index, requested=True)
     return replace(explanation, specificity=found.value, specificity_note=_note(found, explanation.method))
 
 
@@ -53,18 +53,19 @@ def answers(
     batch: Sequence[Prepared],
     method: Method,
     target: Any,
-    asked: bool | None,
-    heard: Heard,
+    requested: bool | None,
+    log: WarningLog,
 ) -> list[Explanation]:
-    """The explanations, with the warnings heard so far. asked: whether to compute the specificity."""
+    """The explanations, with the warnings logged so far. requested: whether to compute the specificity; None:
+    only if it needs one pass."""
     scores = _scores(recorded, len(batch))
     if scores is not None and scores.shape[1] > 1:
         network.check_labels(scores.shape[1])
     maps = recorded.attribute(method, target)
-    trace, sentences = _without_tensors(recorded.trace), list(heard.sentences)
+    trace, messages = _without_tensors(recorded.trace), list(log.messages)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
-    found = _specificities(recorded, method, maps, scores, index, asked)
-    del heard.sentences[len(sentences) :]  # a zero map of the other class is expected
+    found = _specificities(recorded, method, maps, scores, index, requested)
+    del log.messages[len(messages) :]  # a zero map of the other class is expected
     on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch))
     return [
         Explanation(
@@ -75,7 +76,7 @@ def answers(
             method=method,
             photo=batch[i].photo,
             trace=trace,
-            warnings=tuple(sentence for sentence in sentences if _concerns(sentence, i)),
+            warnings=tuple(message for message in messages if _concerns(message, i)),
             specificity=value,
             specificity_note=_note(Specificity(value, note), method),
             model=network.name,
@@ -86,7 +87,7 @@ def answers(
 
 
 def _scores(recorded: Record, n: int) -> Tensor | None:
-    """The outputs as (N, classes), if they are one row of scores for each sample."""
+    """The outputs as (N, classes); None if they are not one row of scores per sample."""
     outputs = getattr(recorded.outputs, "logits", recorded.outputs)
     if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or len(outputs) != n:
         return None
@@ -94,7 +95,7 @@ def _scores(recorded: Record, n: int) -> Tensor | None:
 
 
 def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
-    """One sample's raw outputs; empty if the model returns no single tensor."""
+    """The raw outputs of one sample; empty if the model does not return a single tensor."""
     if scores is not None:
         return scores[i].clone()
     outputs = getattr(recorded.outputs, "logits", recorded.outputs)
@@ -103,9 +104,10 @@ def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
 
 
 def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: int) -> list[list[Guess]]:
-    """For each sample the explained class, then the five with the largest outputs.
+    """For each sample, the explained class followed by the five classes with the largest outputs.
 
-    A probability is the softmax of the outputs, unless they are probabilities; a single output has none.
+    Probabilities are the softmax of the outputs, unless those are probabilities already; a single output has
+    none.
     """
     if scores is None:
         return [[]] * n
@@ -122,9 +124,9 @@ def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: i
 
 
 def _question(network: Network, target: Any, i: int) -> str:
-    """What a target asks that is not a class, in words."""
+    """A description of what is explained, for targets that are not a class."""
     if not isinstance(target, targets.contrast):
-        return "a score of your own" if callable(target) else "the explained class"
+        return "a custom score" if callable(target) else "the explained class"
     a, b = (torch.as_tensor(x).reshape(-1).tolist() for x in (target.a, target.b))
     return f"{network.label(a[min(i, len(a) - 1)])} rather than {network.label(b[min(i, len(b) - 1)])}"
 
@@ -135,10 +137,10 @@ def _specificities(
     maps: Tensor,
     scores: Tensor | None,
     index: Tensor | None,
-    asked: bool | None,
+    requested: bool | None,
 ) -> list[Specificity]:
-    """Of each sample's map; None with the reason where there is none."""
-    reason = _missing(method, scores, index, asked)
+    """The specificity of each sample's map; None with a reason if it is not defined or not computed."""
+    reason = _missing(method, scores, index, requested)
     if reason or scores is None or index is None:
         return [Specificity(None, reason)] * len(maps)
     others = scores.float().scatter(1, index.unsqueeze(1), float("inf"))
@@ -147,31 +149,31 @@ def _specificities(
 
 
 def _note(found: Specificity, method: Method) -> str:
-    """What belongs beside the number: the reason, a caution, or nothing."""
+    """The text that follows the number: a reason, a caution, or nothing."""
     return found.note or ("" if found.value is None else caution(found.value, name_of(method)))
 
 
-def _missing(method: Method, scores: Tensor | None, index: Tensor | None, asked: bool | None) -> str:
-    """Why there is no specificity; empty if there is."""
+def _missing(method: Method, scores: Tensor | None, index: Tensor | None, requested: bool | None) -> str:
+    """Why the specificity is not computed; empty if it is."""
     if isinstance(method, RandomMap):
-        return "a random map belongs to no class"
+        return "a random map does not depend on the class"
     if scores is not None and scores.shape[1] < 2:
         return "the model has fewer than two outputs"
     if index is None:
-        return "the explained score is not that of one class"
-    if asked is False or (asked is None and not method.one_backward):
-        return "not computed; specificity=True, or --specificity, does so at the cost of a second map"
+        return "the explained score is not the output of a single class"
+    if requested is False or (requested is None and not method.one_backward):
+        return "not computed; use specificity=True or --specificity to compute it, which takes a second map"
     return ""
 
 
-def _concerns(sentence: str, i: int) -> bool:
-    """Whether a warning is about the i-th sample of the batch, or about all of them."""
-    sample = re.search(r" of sample (\d+) ", sentence)
+def _concerns(message: str, i: int) -> bool:
+    """Whether a warning is about the i-th sample of the batch, or about the whole batch."""
+    sample = re.search(r" of sample (\d+) ", message)
     return sample is None or int(sample[1]) == i
 
 
 def _without_tensors(trace: Trace) -> Trace:
-    """A copy that names each op's rule and keeps no activations, which would fill the memory."""
+    """A copy that has the rule of each op but holds no activations, which would take too much memory."""
     light = copy.copy(trace)
     light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
     light.hidden = {}

@@ -1,4 +1,4 @@
-"""The explanation of one picture: its map, what the network said, and how far to trust the map."""
+"""The explanation of one picture: its map, the network's answer, and how specific the map is."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PICTURES = ("map", "overlay")  # what `show` can draw alone
 class Explanation:
     """What a network looked at in one picture. A notebook displays it; `show` and `save` draw it.
 
-    map: (C, H, W), on the CPU. outputs: the network's raw outputs, (classes,). target: the class that is
-    explained; None for a `contrast` or callable target. top: the five most probable classes, most probable
-    first. photo: the crop that the network saw; None if a tensor was given to a model of your own. trace: the
-    ops of the pass and the rule each one used. warnings: sentences. specificity: from 0 (the map is the same
-    for any class) to 1; None where it is not defined or was not asked for. specificity_note: the reason, or a
-    caution, in words.
+    map: (C, H, W), on the CPU. outputs: the network's raw outputs, (classes,). target: the explained class;
+    None for a `contrast` or callable target. top: the five most probable classes, most probable first.
+    photo: the crop that the network saw; None if you passed a tensor to your own model. trace: the ops of the
+    pass and the rule each one used. warnings: their messages. specificity: from 0 (the map is the same for
+    any class) to 1; None if it is not defined or was not computed. specificity_note: the reason for that, or
+    a caution.
     """
 
     map: Tensor
@@ -47,7 +47,7 @@ class Explanation:
     specificity: float | None
     specificity_note: str
     model: str  # its name
-    question: str  # what is explained, in words
+    question: str  # a description of what is explained
 
     @property
     def caption(self) -> str:
@@ -56,28 +56,28 @@ class Explanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What belongs under every picture of this map: its specificity, a caution, the warnings."""
+        """The lines under every picture of this map: its specificity, a caution and the warnings."""
         note = f": {self.specificity_note}" if self.specificity_note else ""
         return (
             f"Specificity {value_of(self)}{note}.",
-            *(f"Warning: {sentence}." for sentence in self.warnings),
+            *(f"Warning: {message}." for message in self.warnings),
         )
 
     @property
     def caution(self) -> str:
-        """What to tell the reader of a map whose specificity is low; empty if it is not."""
+        """A caution for readers of the map if its specificity is low; otherwise empty."""
         return self.specificity_note if self.specificity is not None and self.specificity < LOW else ""
 
     @property
     def settings(self) -> dict[str, object]:
-        """The model, method and options that made the map, as JSON can hold them."""
+        """The model, method and options that produced the map, as JSON values."""
         options = {f.name: plain_value(getattr(self.method, f.name)) for f in fields(self.method)}
         return {"model": self.model, "method": name_of(self.method), "options": options}
 
     def show(self, *, dark: bool = False, only: str | None = None, smooth: bool = False) -> Image.Image:
-        """Photo, map and overlay side by side, under the class and above the specificity and the warnings.
+        """Draws photo, map and overlay side by side, with the class above and specificity and warnings below.
 
-        only: "map" or "overlay" draws one of them. smooth: blurs the map of the overlay, for slides.
+        only: "map" or "overlay" draws only that panel. smooth: blurs the map in the overlay, for slides.
         A notebook displays the picture if the call is the last line of a cell; in a script, call
         `.show().show()` to open it, or `save`.
         """
@@ -108,7 +108,7 @@ class Explanation:
         return panels.get(only or "all", panels["map"]), height
 
     def overlay(self, *, dark: bool = False, smooth: bool = False) -> Image.Image:
-        """The map over a pale copy of the photo, and nothing else; the map alone without a photo."""
+        """Draws the map over a pale copy of the photo, or the map alone if there is no photo."""
         flat = image.plane(self.map)
         scheme = image.scheme_of(flat, dark)
         if self.photo is None:
@@ -118,7 +118,7 @@ class Explanation:
     def save(self, path: str | Path) -> Path:
         """Writes the picture (.png), or the data (.npz: map, outputs, target, settings as JSON).
 
-        Returns the path. The file appears complete or not at all.
+        Returns the path. The file is written atomically.
         """
         path = Path(path)
         if path.suffix == ".png":
@@ -161,12 +161,12 @@ class Explanation:
 
 
 def value_of(explanation: Explanation) -> str:
-    """The specificity as it is printed; a dash if there is none."""
+    """The specificity as text; a dash if there is none."""
     return "–" if explanation.specificity is None else f"{explanation.specificity:.2f}"
 
 
 def named(guess: Guess) -> str:
-    """A class and its probability, where it has one."""
+    """A class and its probability, if it has one."""
     return guess.label if math.isnan(guess.probability) else f"{guess.label}  {guess.probability:.0%}"
 
 

@@ -1,4 +1,4 @@
-"""How far a map belongs to its class: does the map of a class that the network rules out look the same?"""
+"""How specific a map is to its class: does the map of a class that the network rules out look the same?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-LOW = 0.3  # below it, a picture comes with a caution
+LOW = 0.3  # below this, pictures include a caution
 SHARE = 0.05  # of the positions
 
 _RECOMMENDED = {"where": "rectgrad", "why this class": "integrated_gradients"}
@@ -15,7 +15,7 @@ _RECOMMENDED = {"where": "rectgrad", "why this class": "integrated_gradients"}
 def recommended(question: str) -> str:
     """The name of the method to use for a question: "where" or "why this class".
 
-    Everything that suggests a method asks here.
+    Everything that suggests a method uses this function.
     """
     if question not in _RECOMMENDED:
         raise ValueError(f"unknown question {question!r}; questions are {', '.join(map(repr, _RECOMMENDED))}")
@@ -23,7 +23,7 @@ def recommended(question: str) -> str:
 
 
 class Specificity(NamedTuple):
-    """A share from 0 to 1, or None; and what a reader should know about it, in words (may be empty)."""
+    """A share from 0 to 1, or None; and a note for the reader (may be empty)."""
 
     value: float | None
     note: str
@@ -40,14 +40,14 @@ def specificity(map: Tensor, other: Tensor) -> Specificity:
     if not bool(m.any()):
         return Specificity(None, "the map is zero")
     if not bool(n.any()):
-        return Specificity(1.0, "the map of the least likely class is zero: nothing speaks for that class")
+        return Specificity(1.0, "the map of the least likely class is zero: no evidence for that class")
     k = min(max(round(SHARE * m.numel()), 1), int(m.count_nonzero()), int(n.count_nonzero()))
     shared = int((_top(m, k) & _top(n, k)).sum())
     return Specificity(1 - shared / k, "")
 
 
 def caution(value: float, method: str) -> str:
-    """What to tell the reader of a map with a low specificity; empty if it is high enough."""
+    """A caution for readers of a map with a low specificity; empty if it is high enough."""
     if value >= LOW:
         return ""
     better = recommended("why this class")
@@ -59,13 +59,13 @@ def caution(value: float, method: str) -> str:
 
 
 def _positions(map: Tensor) -> Tensor:
-    """|sum over channels|, flat."""
+    """|sum over channels|, flattened."""
     wide = map.float() if map.element_size() < 4 else map
     return (wide.sum(0) if wide.dim() > 1 else wide).abs().flatten()
 
 
 def _top(m: Tensor, k: int) -> Tensor:
-    """Which k positions are largest; of equal ones, the first."""
+    """A mask of the k largest positions; ties are broken by position."""
     least = m.topk(k).values[-1]
     above, equal = m > least, m == least
     return above | (equal & (equal.cumsum(0) <= k - above.sum()))

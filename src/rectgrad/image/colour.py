@@ -73,7 +73,7 @@ def colour_names() -> list[str]:
 
 
 def scheme_of(values: Values, dark: bool = False) -> str:
-    """The colours for a map: signed if it has negative values."""
+    """The name of the colour table for a map: signed if it has negative values."""
     return ("signed" if plane(values).min() < 0 else "unsigned") + ("_dark" if dark else "")
 
 
@@ -114,14 +114,14 @@ def overlay(
 
 
 def blurred(values: Values, share: float = 0.02) -> np.ndarray:
-    """The map under a Gaussian with a standard deviation of `share` of its longer side: soft, for slides."""
+    """Blurs a map with a Gaussian whose standard deviation is `share` of its longer side, for slides."""
     flat = plane(values)
     sigma = share * max(flat.shape)
     return np.asarray(_convolved(_convolved(flat, sigma).T, sigma).T)
 
 
 def _convolved(values: np.ndarray, sigma: float) -> np.ndarray:
-    """Each row under a Gaussian, the borders repeated."""
+    """Blurs each row with a Gaussian; border values are repeated."""
     reach = max(1, round(3 * sigma))
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2).astype(np.float32)
     weights /= weights.sum()
@@ -137,6 +137,6 @@ def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def upsample(picture: Image.Image, size: tuple[int, int], smooth: bool = False) -> Image.Image:
-    """Resizes a picture, with visible pixels or smoothed."""
+    """Resizes a picture; `smooth` interpolates, otherwise pixels stay visible."""
     kind = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
     return picture if picture.size == size else picture.resize(size, kind)

@@ -56,18 +56,18 @@ def show(
 
 
 def _check_photo(values: Values, photo: object) -> None:
-    """The photo must be the picture that the map belongs to, pixel by pixel."""
+    """Checks that the photo has the same pixels as the map."""
     if photo is None:
         return
     if not isinstance(photo, Image.Image):
         raise TypeError(
-            f"photo must be a PIL image, not {type(photo).__name__}: give the crop that the network saw, "
+            f"photo must be a PIL image, not {type(photo).__name__}: pass the crop that the network saw, "
             "model.crop(picture), or call rectgrad.explain(picture, model).show()"
         )
     height, width = plane(values).shape
     if photo.size != (width, height):
         raise ValueError(
-            f"the photo has {photo.width} × {photo.height} pixels and the map {width} × {height}: give the "
+            f"the photo has {photo.width} × {photo.height} pixels and the map {width} × {height}: pass the "
             "crop that the network saw, model.crop(picture), or call rectgrad.explain(picture, model).show()"
         )
 

@@ -97,7 +97,7 @@ def sheet(
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The text in lines that fit."""
+    """Wraps the text into lines that fit."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -37,7 +37,7 @@ class MethodAttribution(Attribution):
         super().__init__(forward_func)
         self.method = as_method(method, options)
 
-    @log_usage()  # NoiseTunnel expects a decorated method
+    @log_usage()  # NoiseTunnel requires a decorated method
     def attribute(
         self, inputs: Any, target: Any = None, additional_forward_args: Any = None, **_: Any
     ) -> Any:

@@ -31,7 +31,7 @@ def explain(
     batch_size: int | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """Maps of a batch, summed over `reduce_axes` like Quantus's own functions; () keeps the input shape.
+    """Maps of a batch, summed over `reduce_axes` as in Quantus's own functions; () keeps the input shape.
 
     `device` defaults to that of the model. Other keyword arguments are options of the method.
     """
@@ -47,9 +47,7 @@ def explain(
 
 def explain_func(method: str | Method = "rectgrad", **options: Any) -> partial[np.ndarray]:
     """`explain` with a fixed method and options: `explain_func=explain_func("rectgrad", q=95)`."""
-    as_method(
-        method, {k: v for k, v in options.items() if k not in _OWN}
-    )  # raises an error for invalid options now
+    as_method(method, {k: v for k, v in options.items() if k not in _OWN})  # fails early for invalid options
     return partial(explain, method=method, **options)
 
 

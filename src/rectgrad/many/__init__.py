@@ -1,4 +1,4 @@
-"""Trains many networks on images with different hidden pixels: together on a GPU, else one by one."""
+"""Trains many networks on images with different hidden pixels: together on a GPU, one by one elsewhere."""
 
 from rectgrad.many.occlusion import Hidden, Occluded
 from rectgrad.many.train import THREADS, at_once, fixed_threads, train

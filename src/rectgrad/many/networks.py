@@ -34,7 +34,7 @@ class Networks:
         stacked = [packed(module) for module in modules]
         self.wide = (
             torch.float64 if dtype == torch.float64 else torch.float32
-        )  # type of weights, sums and Adam state
+        )  # dtype of weights, sums and Adam state
         self.parameters = {
             k: torch.stack([each[k] for each in stacked]).to(device, self.wide) for k in stacked[0]
         }
@@ -128,7 +128,7 @@ class Networks:
         return y
 
     def _back(self, name: str, R: Tensor, gate: Tensor, count: int) -> Tensor:
-        """The gradient at the input of a convolution, where the layer below was active."""
+        """The gradient at the input of a convolution; zero where the layer below was inactive."""
         side, cin, _ = CONVOLUTIONS[name]
         positions = count * side * side
         g = self._buffer(f"{name} back", positions, cin)

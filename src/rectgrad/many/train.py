@@ -47,7 +47,7 @@ def train(
 ) -> list[float]:
     """Trains one network per seed on its images of `train_set` and returns the accuracies on `test_set`.
 
-    `dtype` is the type that our kernels multiply in, on a GPU.
+    `dtype` is the dtype in which our GPU kernels multiply.
     """
     plans = [replace(plan, seed=seed) for seed in seeds]
     if _by_kernels(plan.device):

@@ -1,4 +1,4 @@
-"""What stands for a pixel that is removed: a number, a picture, the mean colour or a blurred copy."""
+"""Replacement values for removed pixels: a number, an image, the mean colour or a blurred copy."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ BLUR = 0.05  # standard deviation of "blur", as a share of the shorter side
 
 
 def filled(baseline: float | Tensor | str, inputs: Tensor) -> Tensor:
-    """The baseline as a batch like `inputs`."""
+    """The baseline as a tensor shaped like `inputs`."""
     if isinstance(baseline, str):
         if baseline not in _NAMED:
             raise ValueError(
@@ -31,7 +31,7 @@ def mean(inputs: Tensor) -> Tensor:
 
 
 def blur(inputs: Tensor) -> Tensor:
-    """Gaussian blur with a standard deviation of 5 % of the shorter side; the edge pixels are repeated."""
+    """Gaussian blur with a standard deviation of 5 % of the shorter side; border pixels are repeated."""
     height, width = inputs.shape[-2:]
     sigma = BLUR * min(height, width)
     radius = max(round(3 * sigma), 1)

@@ -29,7 +29,7 @@ def insertion(
     Column k is the score with floor(k P / steps) of the P pixels in place, all channels at once. Pixels are
     ranked by the channel-summed map, largest first, ties in reading order.
 
-    model: a classifier, whose output of the class `target` is the score; or a function that returns the
+    model: a classifier, whose output for the class `target` is the score; or a function that returns the
     scores itself, one number for each image, and takes no `target`. It runs under no_grad.
     target: an int, or one class for each sample; default: each sample's largest output for `inputs`.
     baseline: a number, a tensor that broadcasts to `inputs`, "mean" (each channel's mean) or "blur" (a
@@ -79,7 +79,8 @@ def _curve(
 ) -> Tensor:
     """Scores, (N, steps + 1), as pixels of `end` replace those of `start` in the given order.
 
-    The clean inputs, first or last, are shown to the model first: they settle a class left open.
+    The clean inputs, which are the first or the last step, are evaluated first: they determine the class if
+    `target` is None.
     """
     if steps < 1:
         raise ValueError(f"steps={steps}: needs 1 or more")
@@ -92,17 +93,17 @@ def _curve(
 
 
 class _Scores:
-    """From N images to one score each. The first images settle each sample's class, if it was left open."""
+    """Computes one score per image. If `target` is None, the first call determines each sample's class."""
 
     def __init__(self, model: Model, target: Target, n: int, batch_size: int | None) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: needs 1 or more, or None")
         self.model, self.size = model, batch_size or max(n, 1)
         self.given = _checked(target, n)
-        self.classes: dict[int, Tensor] = {}  # of the samples from an index on
+        self.classes: dict[int, Tensor] = {}  # index of a chunk's first sample -> classes of the chunk
 
     def __call__(self, images: Tensor) -> Tensor:
-        if len(images) == 0:  # many models cannot take an empty batch
+        if len(images) == 0:  # many models do not accept an empty batch
             return real(images.new_zeros(0))
         starts = range(0, len(images), self.size)
         return torch.cat([self._part(images[i : i + self.size], i) for i in starts])
@@ -136,7 +137,7 @@ class _Scores:
 
 
 def _checked(target: Target, n: int) -> Tensor | None:
-    """One class for each sample; None if it is left open."""
+    """One class for each sample; None if no target was given."""
     if target is None:
         return None
     try:

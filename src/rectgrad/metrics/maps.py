@@ -28,7 +28,7 @@ def gini(maps: Tensor) -> Tensor:
 
     A zero map gives 0. Quantus' Sparseness divides by the largest value M of its batch and adds
     1e-7 to every entry, which makes it smaller by the factor 1 + 1e-7 n M / sum(a): by less than 1e-4
-    wherever the mean of a is above M / 1000.
+    if the mean of a is above M / 1000.
     """
     a = samples("gini", maps).abs().sort(dim=1).values
     n = a.shape[1]
@@ -123,7 +123,7 @@ def _boxes(maps: Tensor, box: Tensor) -> Tensor:
 
 
 def _split(images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of |map| on and off the mask. Shares use the total of both, so that rounding keeps them below
+    """Sums of |map| on and off the mask. Shares divide by their total, so rounding cannot push them above
     1."""
     pixels = images.abs().sum(1)
     return total(torch.where(mask, pixels, 0)), total(torch.where(mask, 0, pixels))

@@ -13,7 +13,7 @@ def rank_correlation(a: Tensor, b: Tensor, absolute: bool = False) -> Tensor:
     """Spearman's correlation over all entries of a sample: Pearson's correlation of their ranks.
 
     Tied entries share the mean of their ranks, as in scipy; `absolute` ranks |a| and |b|. A constant map
-    has no ranking, so that the result is NaN, as in scipy.
+    has no ranking, so the result is NaN, as in scipy.
     """
     same_shape("rank_correlation", a, b)
     a, b = samples("rank_correlation", a), samples("rank_correlation", b)
@@ -28,7 +28,7 @@ def ssim(a: Tensor, b: Tensor, data_range: float | None = None) -> Tensor:
     S = (2 u_a u_b + C1) (2 v_ab + C2) / ((u_a^2 + u_b^2 + C1) (v_a + v_b + C2))
 
     with window means u, sample (co)variances v, C1 = (0.01 R)^2 and C2 = (0.03 R)^2. R is `data_range`, by
-    default max - min over both maps of a sample and all channels. Equal maps give 1, constant ones too.
+    default max - min over both maps of a sample and all channels. Equal maps give 1, also if constant.
     """
     same_shape("ssim", a, b)
     x, y = images("ssim", a), images("ssim", b)
@@ -54,7 +54,9 @@ def _centred_ranks(values: Tensor) -> Tensor:
 def _check_ssim(images: Tensor, data_range: float | None) -> None:
     height, width = images.shape[-2:]
     if min(height, width) < SSIM_WINDOW:
-        raise ValueError(f"ssim(maps of {height} by {width} pixels): needs {SSIM_WINDOW} or more each way")
+        raise ValueError(
+            f"ssim(maps of {height} by {width} pixels): needs at least {SSIM_WINDOW} by {SSIM_WINDOW}"
+        )
     if data_range is not None and not data_range > 0:
         raise ValueError(f"ssim(data_range={data_range}): needs a positive number, or None")
 
@@ -74,7 +76,7 @@ def _window_ssim(x: Tensor, y: Tensor) -> Tensor:
         return F.avg_pool2d(values, SSIM_WINDOW, stride=1)
 
     def covariance(p: Tensor, q: Tensor) -> Tensor:
-        # about the image's mean, where E[pq] - E[p] E[q] cancels fewer digits
+        # centred on the image's mean, so that E[pq] - E[p] E[q] loses fewer digits
         p, q = (m - m.mean(dim=(-2, -1), keepdim=True) for m in (p, q))
         return pixels / (pixels - 1) * (mean(p * q) - mean(p) * mean(q))
 

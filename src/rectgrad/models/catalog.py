@@ -12,7 +12,7 @@ from rectgrad.models.image_model import ImageModel
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a model. `how` tells users how to obtain it; `extra` is the extra of rectgrad it
+    """Where a model comes from. `how` tells users how to obtain it; `extra` is the extra of rectgrad that it
     needs."""
 
     description: str

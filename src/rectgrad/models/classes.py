@@ -1,4 +1,4 @@
-"""Class names: reading lists of them, and finding a class from user input."""
+"""Reads lists of class names, and finds a class from user input."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def read(path: str | Path) -> list[list[str]]:
     """Reads a text file with one class per line: names separated by commas, the display name first."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except FileNotFoundError:
+        raise ModelUnavailableError(f"labels={str(path)!r}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnavailableError(f"labels={str(path)!r} cannot be read ({reason(error)})") from error
     for number, line in enumerate(lines, 1):
@@ -42,16 +44,16 @@ def fields(names: Names) -> dict[str, Any]:
 
 
 def check_count(model: str, names: Names, count: int) -> None:
-    """An error if a model has another number of classes than of class names."""
+    """Raises an error if the number of class names differs from the number of classes."""
     if names and len(names) != count:
-        raise ValueError(f"{len(names)} class names for {count} classes of {model}")
+        raise ValueError(f"{model} has {count} classes, but there are {len(names)} class names")
 
 
 def find(names: Names, query: str | SupportsIndex) -> int:
     """The index of a class, given as an index, a full name, or a part of a name.
 
-    A part must be in the names of one class only. A whole word counts before a part of one: "bus" is the
-    school bus, not the minibus.
+    A part must match a single class. Whole words take precedence over parts of words: "bus" is the school
+    bus, not the minibus.
     """
     if not isinstance(query, str):
         return _checked(names, index(query))
@@ -66,10 +68,11 @@ def find(names: Names, query: str | SupportsIndex) -> int:
 
 
 def search(names: Names, query: str) -> list[int]:
-    """The classes with a name that contains the query: "cat" finds cats before oystercatchers.
+    """The classes with a name that contains the query, best match first: "cat" finds cats before
+    oystercatchers.
 
-    A whole word is better than the beginning of one, and that is better than any other part; the display name
-    counts before the others. Without a query: all classes, sorted by name.
+    A whole word is a better match than the beginning of a word, which is better than any other part. The
+    display name takes precedence over other names. Without a query: all classes, sorted by name.
     """
     text = query.strip().casefold()
     ranked = []
@@ -83,7 +86,7 @@ def search(names: Names, query: str) -> list[int]:
 
 
 def _rank(name: str, text: str) -> int | None:
-    """How well a name matches: 0 is best, None not at all."""
+    """How well a name matches: 0 is best, None is no match."""
     tests = (rf"\b{re.escape(text)}\b", rf"\b{re.escape(text)}", re.escape(text))
     return next((rank for rank, test in enumerate(tests) if re.search(test, name.casefold())), None)
 
@@ -94,14 +97,14 @@ def _matches(names: Names, test: Callable[[str], bool]) -> list[int]:
 
 def _checked(names: Names, number: int) -> int:
     if number < 0 or (names and number >= len(names)):
-        valid = f"the classes of this model are 0 to {len(names) - 1}" if names else "classes start at 0"
+        valid = f"this model has classes 0 to {len(names) - 1}" if names else "classes start at 0"
         raise ValueError(f"there is no class {number}: {valid}")
     return number
 
 
 def _ambiguous(names: Names, query: str) -> str:
     listed = first([f"{i} {names[i][0]}" for i in search(names, query)], 8)
-    return f"class {query!r} is ambiguous: {listed}; use the index, or more of the name"
+    return f"class {query!r} is ambiguous: {listed}; use an index, or a longer part of the name"
 
 
 def _unknown(names: Names, query: str) -> str:

@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution with TensorFlow's "same" padding: an odd number of rows puts one more on the far side."""
+    """A convolution with TensorFlow's "same" padding, which may be one larger at the bottom and the right."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(channels, out, kernel, stride, groups=groups, bias=False)

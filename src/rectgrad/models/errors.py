@@ -1,4 +1,4 @@
-"""Errors of models, and their messages."""
+"""Errors about models, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class ModelUnavailableError(RuntimeError):
 
 
 def reason(error: BaseException) -> str:
-    """An exception of another package in one line."""
+    """An exception from another package as one line."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     return f"{kind}: {text[:200]}{'…' if len(text) > 200 else ''}" if text else kind
 
 
 def unreachable(error: BaseException | None) -> bool:
-    """Whether an exception, or one that caused it, says that a server cannot be reached."""
+    """Whether an exception, or one that caused it, means that a server cannot be reached."""
     while error is not None:
         if isinstance(error, _NO_NETWORK) or type(error).__name__ in _NO_NETWORK_NAMES:
             return True

@@ -16,7 +16,7 @@ from rectgrad.models import weights
 from rectgrad.models.errors import ModelUnavailableError, reason
 from rectgrad.models.image_model import ImageModel
 
-# The preprocessing of most ImageNet networks; a factory can return an ImageModel with another one.
+# The preprocessing of most ImageNet networks; a factory can return an ImageModel with a different one.
 DEFAULTS: dict[str, Any] = {
     "size": (224, 224),
     "mean": (0.485, 0.456, 0.406),
@@ -44,7 +44,7 @@ def from_file(name: str, file: Path | None) -> ImageModel:
 
 def _call(path: Path, factory: str) -> Any:
     if not path.is_file():
-        raise ModelUnavailableError(f"{str(path)!r}: no such file")
+        raise ModelUnavailableError(f"no such file: {str(path)!r}")
     with _importable_neighbours(path):
         try:
             module = _import_file(path)
@@ -67,7 +67,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
+    sys.modules[name] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)
     return module
 

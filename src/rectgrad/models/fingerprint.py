@@ -1,4 +1,4 @@
-"""What a model is made of, in one short string, so that a result can name the model that made it."""
+"""A short hash of a model, so that a result can be matched with the model that produced it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rectgrad.models.image_model import ImageModel
 
 
 def fingerprint(model: ImageModel) -> str:
-    """Another string for other weights, buffers, class names or preprocessing."""
+    """A string that changes with the weights, buffers, class names or preprocessing."""
     found = hashlib.sha256()
     preprocessing = (model.size, model.mean, model.std, model.crop_fraction, model.interpolation)
     found.update(repr((preprocessing, model.names())).encode())

@@ -1,6 +1,6 @@
 """Models from other packages: timm, torchvision and Hugging Face transformers.
 
-Their own preprocessing is used, except that images are always cropped, never distorted.
+Each model keeps its own preprocessing, except that images are always cropped, never distorted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An image classifier with its preprocessing and class names.
 
-The models themselves are in catalog.py; image files are read and written elsewhere.
+The models are listed in catalog.py; reading and writing image files is not part of this module.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ImageModel:
         return self.labels[index] if index < len(self.labels) else f"class {index}"
 
     def check_labels(self, count: int) -> None:
-        """An error if the module has another number of classes than there are class names."""
+        """Raises an error if the number of class names differs from the number of classes."""
         classes.check_count(self.name, self.names(), count)
 
     def names(self) -> Sequence[Sequence[str]]:
@@ -133,6 +133,6 @@ def _check_picture(call: str, picture: object) -> None:
     if not isinstance(picture, Image.Image):
         given = "model.crop(PIL.Image.open(path))" if call == "prepare" else "PIL.Image.open(path)"
         raise TypeError(
-            f"{call} takes a PIL image, not {type(picture).__name__}: give {given}, or call "
+            f"{call} takes a PIL image, not {type(picture).__name__}: pass {given}, or call "
             "rectgrad.explain(picture, model), which takes paths, arrays and tensors"
         )

@@ -12,9 +12,9 @@ from rectgrad.models.errors import ModelUnavailableError, reason, unreachable
 
 
 def imported(module: str, model: str, install: str) -> Any:
-    """Imports a module of an optional package; raises an error in one line if it is missing or broken.
+    """Imports a module of an optional package; raises a one-line error if it is missing or broken.
 
-    Packages built for another torch may raise any exception on import, so that all are caught.
+    Packages built for another version of torch may raise any exception on import, so all are caught.
     """
     package = module.partition(".")[0]
     try:
@@ -30,9 +30,10 @@ def imported(module: str, model: str, install: str) -> Any:
 
 @contextmanager
 def errors_from(package: str, model: str, offline: str = "") -> Iterator[None]:
-    """Converts the exceptions of a package into errors in one line.
+    """Converts the exceptions of a package into one-line errors.
 
-    offline: what to do if the weights cannot be downloaded. The hub's log of its retries is left out.
+    offline: what to do if the weights cannot be downloaded. The hub's log messages about retries are
+    suppressed.
     """
     log = logging.getLogger("huggingface_hub.utils._http")
     log.addFilter(_is_no_retry)

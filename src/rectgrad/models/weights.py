@@ -1,4 +1,4 @@
-"""Reads files of weights without running code, and loads them into a network."""
+"""Reads weight files without running code, and loads them into a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rectgrad.models.errors import ModelUnavailableError, first, reason
 
-COUNTER = "num_batches_tracked"  # of BatchNorm: not used in evaluation, and missing in older files
+COUNTER = "num_batches_tracked"  # of BatchNorm: not used in evaluation mode, and missing from older files
 
 PICKLES = b"\x80", b"P"  # first byte of a pickle and of a torch archive
 
@@ -58,7 +58,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def _check_pickle(path: Path) -> None:
-    """Refuses a bare pickle that torch.save did not write: torch would warn about it before it fails."""
+    """Rejects a bare pickle that torch.save did not write, for which torch would issue a warning and fail."""
     with path.open("rb") as file:
         start = file.read(2)
     if start[:1] == PICKLES[0] and start[1:] != b"\x02":  # torch.save uses protocol 2
@@ -68,8 +68,8 @@ def _check_pickle(path: Path) -> None:
 def _unreadable(path: Path, error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) and _first_byte(path) in PICKLES:
         return (
-            f"weights={str(path)!r} is refused: it is a pickle that could run code; save "
-            "model.state_dict() instead, best as .safetensors"
+            f"weights={str(path)!r} was rejected: it is a pickle that could run code; save "
+            "model.state_dict() instead, preferably as .safetensors"
         )
     if isinstance(error, OSError):
         return f"weights={str(path)!r} cannot be read ({reason(error)})"

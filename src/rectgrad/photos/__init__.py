@@ -1,4 +1,4 @@
-"""Reading photos, streaming folders of them, naming results, writing files atomically, and running on Ray."""
+"""Reads photos, streams folders of them, names results, writes files atomically, and starts Ray."""
 
 from rectgrad.photos.reading import (
     MAX_PIXELS,

@@ -1,6 +1,7 @@
-"""Ray, where it is installed: a session, and the results of its tasks as they complete.
+"""Ray, an optional dependency: a session, and the results of its tasks as they complete.
 
-RAY_ADDRESS names a cluster; without it, Ray starts on this machine and stops at the end of the session.
+RAY_ADDRESS is the address of a cluster. Without it, Ray is started on this machine and stopped at the end of
+the session.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def sources(
 ) -> list[Source]:
     """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
 
-    Photos in the folder `exclude` are skipped: it holds our own results. `reserved`: names of other results.
+    Photos in the folder `exclude` are skipped, because it contains results. `reserved`: names that results
+    must not use.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
     for argument in arguments:
@@ -49,7 +50,7 @@ def sources(
 def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
     path = Path(argument)
     if not argument:
-        raise ValueError("the name of a photo is empty; expected a file, a folder or a pattern")
+        raise ValueError("the name of a photo is empty; expected a file, a folder or a glob pattern")
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if _is_photo(p, path))
         if not inside:
@@ -66,12 +67,12 @@ def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _folder_of(pattern: str) -> Path:
-    """The folders of a pattern before its first wildcard."""
+    """The part of a pattern before its first wildcard, as a folder."""
     return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
 
 
 def _is_photo(path: Path, folder: Path) -> bool:
-    """Whether the suffix is that of an image and the file is not hidden. Dangling links count: they are
+    """Whether the file has the suffix of an image and is not hidden. Includes dangling links, which are
     reported as unreadable later."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
@@ -84,7 +85,7 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def digest(file: IO[bytes]) -> str:
-    """SHA-256 of a file from its beginning, which is where it is left."""
+    """SHA-256 of the whole file. The position is at the beginning of the file afterwards."""
     found = hashlib.sha256()
     file.seek(0)
     while chunk := file.read(1 << 20):
@@ -133,7 +134,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 
 
 def png(picture: Image.Image) -> bytes:
-    """A PNG file with colours rounded to multiples of 5, compressed by runs alone.
+    """A PNG file with colours rounded to multiples of 5, with run-length compression.
 
     For a sheet of `rectgrad explain` this saves 43 % of the space and 30 % of the time of compress_level=3,
     with an SSIM of 0.993. A palette of 256 colours would save 60 %, but shows bands in photos and bars.
@@ -153,7 +154,7 @@ def save_thumbnail(picture: Image.Image, path: Path) -> None:
 
 
 def save_array(values: np.ndarray | Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes an array, or several of them by name: .npz keeps the names, .npy stacks them."""
+    """Writes an array, or several arrays by name: .npz keeps the names, .npy stacks the arrays."""
     with atomic(path) as part, open(part, "wb") as stream:
         if path.suffix == ".npz":
             several = dict(values) if isinstance(values, Mapping) else {"map": values}
@@ -180,12 +181,12 @@ def load_json(path: Path) -> Any:
 
 
 def sample_photo() -> Path:
-    """The default photo: the cat of scikit-image."""
+    """The default photo: the cat from scikit-image."""
     return sample_photos()[0].path
 
 
 def sample_photos() -> list[Source]:
-    """The sample photos of scikit-image: a cat, a cup of coffee, an astronaut and a rocket."""
+    """The sample photos from scikit-image: a cat, a cup of coffee, an astronaut and a rocket."""
     import importlib.util
 
     spec = importlib.util.find_spec("skimage")
@@ -194,7 +195,7 @@ def sample_photos() -> list[Source]:
         if any(path.exists() for path in found):
             return [Source(path, path.stem) for path in found if path.exists()]
     raise ValueError(
-        "the sample photos come with scikit-image: pip install 'rectgrad[imagenet]', or give a photo"
+        "the sample photos come with scikit-image: pip install 'rectgrad[imagenet]', or pass a photo"
     )
 
 

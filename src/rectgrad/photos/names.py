@@ -1,7 +1,7 @@
-"""Names for results: one for each photo, unique on every file system, in the folders of the photos.
+"""Names for results: one per photo, unique on every file system, in the same subfolders as the photos.
 
-A result is a file NAME.png, NAME.json and so on. Names are compared without case and in one Unicode form, as
-the disks of Windows and macOS do.
+The results of a photo are NAME.png, NAME.json and so on. Names are compared case-insensitively and in one
+Unicode normal form, as file systems of Windows and macOS do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LONGEST = 180  # bytes of a file name; file systems allow 255, including our su
 
 
 def unique_names(photos: Sequence[tuple[Path, Path]], reserved: Collection[str] = ()) -> list[str]:
-    """A name for each photo, given as (path, path below the folder that was asked for).
+    """A name for each photo, given as (path, path relative to the requested folder).
 
     The name is the relative path without its suffix. Photos that would share a name get longer ones: with the
-    suffix, with the folder before it, with both, and at last with a hash of the path. Adding a photo renames
-    only those it clashes with. `reserved` are names that the caller uses itself.
+    suffix, with the parent folder, with both, and finally with a hash of the path. Adding a photo renames
+    only the photos that it clashes with. `reserved` are names that the caller uses for other files.
     """
     ladders = [_candidates(path, relative) for path, relative in photos]
     steps = [0] * len(ladders)
@@ -46,7 +46,7 @@ def unique_names(photos: Sequence[tuple[Path, Path]], reserved: Collection[str] 
 
 
 def folded(name: str) -> str:
-    """Equal for two names that some file system takes for the same."""
+    """A key that is equal for two names if some file system treats them as the same."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).upper().casefold())
 
 
@@ -56,10 +56,10 @@ def readable(path: str | Path) -> str:
 
 
 def _candidates(path: Path, relative: Path) -> list[str]:
-    """Names for a photo, shortest first. The last one is its own alone."""
+    """Candidate names for a photo, shortest first. The last one is unique."""
     absolute = Path(os.path.abspath(path))
     if ".." in relative.parts:
-        relative = Path(relative.name)  # would lead out of the folder for the results
+        relative = Path(relative.name)  # would be outside the folder for the results
     base = absolute.parents[len(relative.parts) - 1].name
     folders = [_folder(part) for part in relative.parts[:-1]]
     names = (relative.stem, relative.name)
@@ -72,7 +72,7 @@ def _candidates(path: Path, relative: Path) -> list[str]:
 
 
 def _folder(name: str) -> str:
-    """A folder that no result can be named like: the results of a.jpg are in a.png, not in a folder a.png."""
+    """A folder name that no result can have: the result of a.jpg is a.png, so no folder may be a.png."""
     name = readable(name)
     return f"{name}_" if folded(name).endswith(RESULTS) else name
 

@@ -26,11 +26,11 @@ _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 class UnreadableImageError(ValueError):
-    """The file is not an image that can be read. The message names the file and the reason."""
+    """A file cannot be read as an image. The message names the file and the reason."""
 
 
 def read(path: str | Path, enough: int | None = None) -> Image.Image:
-    """Returns the photo at `path` as RGB, upright.
+    """Reads the photo at `path` as RGB and rotates it upright.
 
     A JPEG may be decoded at a reduced size, but neither side becomes shorter than `enough` pixels.
     """
@@ -40,10 +40,10 @@ def read(path: str | Path, enough: int | None = None) -> Image.Image:
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """The file of a photo. An error while it is read or decoded names the file and the reason."""
+    """Opens the file of a photo. Errors while it is read or decoded name the file and the reason."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a device or a pipe may never end
-            raise UnreadableImageError("is a folder" if os.path.isdir(path) else "not a file")
+            raise UnreadableImageError("is a folder" if os.path.isdir(path) else "not a regular file")
         with open(path, "rb") as file:
             yield file
     except UnreadableImageError as error:
@@ -53,7 +53,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def decode(file: IO[bytes], enough: int | None = None) -> Image.Image:
-    """`read` for a file that is `opened`."""
+    """Like `read`, for a file from `opened`."""
     with _open(file) as picture:
         return upright_rgb(picture, enough)
 
@@ -70,7 +70,7 @@ def _open(file: IO[bytes]) -> Image.Image:
             opener, accepts = Image.OPEN[name]
             try:
                 accepted = accepts is None or accepts(prefix)
-                if accepted and not isinstance(accepted, str):  # a string: Pillow lacks the format
+                if accepted and not isinstance(accepted, str):  # a string says why Pillow lacks the format
                     file.seek(0)
                     return opener(file, getattr(file, "name", ""))
             except (SyntaxError, IndexError, TypeError, struct.error):
@@ -84,12 +84,12 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image that can be read"
-    return f"broken ({error or type(error).__name__})"
+        return "not an image, or not in a supported format"
+    return f"cannot be read ({error or type(error).__name__})"
 
 
 def upright_rgb(opened: Image.Image, enough: int | None = None) -> Image.Image:
-    """An opened picture as 8-bit RGB, turned as its EXIF orientation says."""
+    """Converts an opened picture to 8-bit RGB and rotates it by its EXIF orientation."""
     width, height = opened.size
     if width * height > MAX_PIXELS:
         limit = MAX_PIXELS // 1_000_000
@@ -111,7 +111,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Integers are 16-bit; floats are between 0 and 1, or are scaled from their own range."""
+    """Converts values to 8 bits: integers are 16-bit; floats are from 0 to 1, or are scaled to that range."""
     if values.dtype.kind in "iu":
         return (values.clip(0, 65535) / 257).round().astype(np.uint8)
     low, high = (0.0, 1.0) if values.min() >= 0 and values.max() <= 1 else (values.min(), values.max())

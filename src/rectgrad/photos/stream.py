@@ -1,4 +1,4 @@
-"""Prefetching: applies a function to many items in background threads, a bounded number ahead."""
+"""Prefetching: applies a function to many items in background threads, with a bounded lookahead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def prefetch(
 ) -> Iterator[tuple[Item, Future[Result]]]:
     """Yields (item, finished future) in order. At most `depth` results are held at a time.
 
-    By default that many are started before the first is yielded; with `prompt`, it is yielded when finished.
+    By default, `depth` items are started before the first is yielded. With `prompt`, each is yielded as soon
+    as it is finished.
     """
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[Item, Future[Result]]] = deque()

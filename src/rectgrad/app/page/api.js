@@ -1,8 +1,8 @@
-// Requests to the server. Every page has a session of its own, which sees its own uploads only.
+// Requests to the server. Every page has its own session, which sees only its own uploads.
 
 let session = sessionStorage.getItem("session");
 
-/** Starts or resumes the session; returns what the page draws its controls from. */
+/** Starts or resumes the session; returns what the page needs to draw its controls. */
 export async function start() {
   const about = await json(await send("api/session", {}));
   session = about.session;
@@ -10,12 +10,12 @@ export async function start() {
   return about;
 }
 
-/** Posts an object and returns the object that comes back. */
+/** Posts an object and returns the response. */
 export async function ask(path, body, signal) {
   return json(await post(path, body, signal));
 }
 
-/** Posts an object and returns the file that comes back: its name and content. */
+/** Posts an object and returns the file in the response: its name and content. */
 export async function file(path, body) {
   const response = await post(path, body);
   if (!response.ok) throw await problem(response);
@@ -30,7 +30,7 @@ export async function upload(photo, limit) {
   return (await json(await withSession(() => send(path, { body: photo })))).photo;
 }
 
-/** Posts an object; yields the messages of the answer as they arrive: {…, data: Int16Array}. */
+/** Posts an object and yields the messages of the response as they arrive: {…, data: Int16Array}. */
 export async function* stream(path, body, signal) {
   const response = await post(path, body, signal);
   if (!response.ok) throw await problem(response);
@@ -61,7 +61,7 @@ function post(path, body, signal) {
   return withSession(() => send(path, { body: JSON.stringify(body), headers, signal }));
 }
 
-/** Sends again with a new session if the server has forgotten this one. */
+/** Sends a request; if the session has expired, retries with a new one. */
 async function withSession(request) {
   const response = await request();
   if (response.status !== 401) return response;
@@ -80,5 +80,5 @@ async function json(response) {
 
 async function problem(response) {
   const { error } = await response.json().catch(() => ({}));
-  return new Error(error || `The server answered with status ${response.status}.`);
+  return new Error(error || `The server responded with status ${response.status}.`);
 }

@@ -1,4 +1,4 @@
-// Colours maps, with the library's tables: the same pictures as rectgrad.image draws.
+// Colours maps with the library's colour tables, so that they look the same as those of rectgrad.image.
 
 import { about, isDark, state } from "./state.js";
 
@@ -9,7 +9,7 @@ export function schemeOf(map) {
   return (map.signed ? "signed" : "unsigned") + (isDark() ? "_dark" : "");
 }
 
-/** Draws a map on a canvas, one pixel per value; with a strength, as a layer to lie over a pale photo. */
+/** Draws a map on a canvas, one pixel per value; with a strength, as an overlay for a pale photo. */
 export function draw(canvas, map, strength = 0) {
   const scheme = schemeOf(map);
   const table = about.colours[scheme];
@@ -37,7 +37,7 @@ export function draw(canvas, map, strength = 0) {
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
 
-/** Draws a photo as it is, or pale and nearly grey to lie under a map. */
+/** Draws a photo unchanged, or pale and nearly grey as the background of a map. */
 export function drawPhoto(canvas, photo, pale = false) {
   canvas.width = photo.naturalWidth;
   canvas.height = photo.naturalHeight;
@@ -57,7 +57,7 @@ export function drawPhoto(canvas, photo, pale = false) {
   context.putImageData(picture, 0, 0);
 }
 
-/** Draws the scale of a map's colours from left to right. */
+/** Draws the colour scale of a map from left to right. */
 export function drawScale(canvas, map) {
   const table = about.colours[schemeOf(map)];
   canvas.width = table.length;

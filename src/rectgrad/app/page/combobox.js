@@ -1,4 +1,4 @@
-// A list that one searches by typing into it.
+// A searchable list: typing into the text field filters it.
 
 import { element } from "./dom.js";
 
@@ -19,15 +19,15 @@ export function combobox(host, { id, label, help, search, pick }) {
   let items = [];
   let active = -1;
   let chosen = null;
-  let asked = 0;
+  let requests = 0;
 
   async function open(text) {
-    const number = ++asked;
+    const number = ++requests;
     const found = await search(text);
-    if (number !== asked) return; // a newer search came
+    if (number !== requests) return; // a newer search has started
     items = found;
     list.replaceChildren(...items.map(option));
-    if (!items.length) list.append(element("li", { class: "none" }, `No class is called “${text}”.`));
+    if (!items.length) list.append(element("li", { class: "none" }, `No class matches “${text}”.`));
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
     activate(text || !chosen ? 0 : Math.max(0, items.findIndex((each) => each.index === chosen.index)));
@@ -53,7 +53,7 @@ export function combobox(host, { id, label, help, search, pick }) {
   }
 
   function close() {
-    asked++;
+    requests++;
     list.hidden = true;
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");

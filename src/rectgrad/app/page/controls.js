@@ -1,12 +1,12 @@
-// The methods to choose from and their options, drawn from what the server says about them.
+// The list of methods and their options, built from the server's description of them.
 
 import { $, element } from "./dom.js";
 import { about, methodOf, optionsOf, setOption, state, thresholded, titleOf, valueOf } from "./state.js";
 
-/** The list of methods. `changed` is called when one is chosen or dropped. */
+/** Draws the list of methods. `changed` is called when one is selected or deselected. */
 export function drawMethods(changed) {
   const groups = [
-    ["One backward pass: answered at once", about.methods.filter((each) => !each.slow)],
+    ["One backward pass: immediate", about.methods.filter((each) => !each.slow)],
     ["Many passes: several seconds", about.methods.filter((each) => each.slow)],
   ];
   $("#methods").replaceChildren(
@@ -15,7 +15,7 @@ export function drawMethods(changed) {
   $("#methods").addEventListener("change", (event) => {
     const { value, checked } = event.target;
     const rest = state.methods.filter((name) => name !== value);
-    if (!checked && !rest.length) return void (event.target.checked = true); // one at least
+    if (!checked && !rest.length) return void (event.target.checked = true); // at least one stays selected
     state.methods = checked ? [...state.methods, value] : rest;
     changed();
   });
@@ -32,7 +32,7 @@ export function showMethods() {
   for (const box of document.querySelectorAll("#methods input")) box.checked = state.methods.includes(box.value);
 }
 
-/** The options of the chosen methods. `changed` is called when one is moved. */
+/** Draws the options of the chosen methods. `changed` is called when one changes. */
 export function drawOptions(changed) {
   const kinds = [...new Set(state.methods.map((name) => methodOf(name).kind))].filter((kind) => optionsOf(kind).length);
   const open = new Set([...document.querySelectorAll("#options details[open]")].map((each) => each.dataset.kind));

@@ -1,4 +1,4 @@
-// What is below the maps: layers, sparsity and Python. Computed only while it is open.
+// The sections below the maps: layers, sparsity and Python. They are computed only while they are open.
 
 import { ask, stream } from "./api.js";
 import { draw } from "./colour.js";
@@ -14,7 +14,7 @@ export function start() {
   for (const name of Object.keys(parts)) $(`#${name}`).addEventListener("toggle", refresh);
 }
 
-/** Fills the open parts, once the controls rest. */
+/** Fills the open sections once the controls have stopped moving. */
 export function refresh() {
   clearTimeout(timer);
   timer = setTimeout(() => Object.keys(parts).forEach(fill), 400);
@@ -22,13 +22,13 @@ export function refresh() {
 
 async function fill(name) {
   const box = $(`#${name}`);
-  const asked = JSON.stringify(view());
-  if (!box.open || !state.photo || done[name] === asked) return;
+  const requested = JSON.stringify(view());
+  if (!box.open || !state.photo || done[name] === requested) return;
   running[name]?.abort();
   running[name] = new AbortController();
   try {
     await parts[name](box, running[name].signal);
-    done[name] = asked;
+    done[name] = requested;
   } catch (error) {
     if (error.name !== "AbortError") $(".strip, .curve, pre", box).textContent = error.message;
   }
@@ -49,7 +49,7 @@ async function layers(box, signal) {
     made[0].querySelector("figcaption").append(element("i", {}, " deepest"));
     made.at(-1).querySelector("figcaption").append(element("i", {}, " first"));
   }
-  const none = element("p", { class: "help" }, "The chosen methods have no layers to show: they take many passes.");
+  const none = element("p", { class: "help" }, "Layers cannot be shown for the chosen methods, because they need many passes.");
   $(".strip", box).replaceChildren(...(made.length ? made : [none]));
 }
 
@@ -67,8 +67,8 @@ function curve(points, q) {
   const place = (i) => 40 + (300 * i) / (points.length - 1);
   const low = Math.min(0, ...points.map(([, y]) => y));
   const high = (y) => 120 - (105 * (y - low)) / (1 - low);
-  const said = points.map(([x, y]) => `${y.toFixed(2)} at ${x}`).join(", ");
-  const drawn = svg("svg", { viewBox: "0 0 352 150", role: "img", "aria-label": `Sparsity against q: ${said}` });
+  const values = points.map(([x, y]) => `${y.toFixed(2)} at ${x}`).join(", ");
+  const drawn = svg("svg", { viewBox: "0 0 352 150", role: "img", "aria-label": `Sparsity against q: ${values}` });
   if (q !== null) {
     const after = points.findIndex(([x]) => x >= q);
     const i = after < 0 ? points.length - 1 : Math.max(after, 1);

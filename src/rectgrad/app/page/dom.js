@@ -1,8 +1,8 @@
-// Small helpers for the document.
+// Small helper functions for the document.
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 
-/** An element with attributes and children; text is never taken for HTML. */
+/** Creates an element with attributes and children; text is never interpreted as HTML. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -10,7 +10,7 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A button that shows and hides its menu; a click elsewhere, Escape or leaving it hides the menu again. */
+/** Lets a button show and hide its menu. Clicking elsewhere, pressing Escape or leaving the menu hides it. */
 export function menu(button, list) {
   const toggle = (open) => {
     list.hidden = !open;
@@ -36,7 +36,7 @@ export function menu(button, list) {
   return () => toggle(false);
 }
 
-/** Puts a menu below its button, inside the window whatever scrolls around it. */
+/** Places a menu below its button and inside the window, however the page is scrolled. */
 function place(button, list) {
   const box = button.getBoundingClientRect();
   const width = Math.min(Math.max(box.width, 360), innerWidth - 24);
@@ -48,7 +48,7 @@ function place(button, list) {
   });
 }
 
-/** Shows a problem below the maps, or hides the last one. */
+/** Shows an error message below the maps, or hides the previous one. */
 export function complain(text = "") {
   $("#message").textContent = text;
   $("#message").hidden = !text;
@@ -62,7 +62,7 @@ export function notify(text) {
   notify.timer = setTimeout(() => (note.textContent = ""), 2500);
 }
 
-/** Tells a screen reader what has changed. */
+/** Announces a change to screen readers. */
 export function announce(text) {
   $("#status").textContent = text;
 }

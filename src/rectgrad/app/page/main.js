@@ -1,4 +1,4 @@
-// The page: what happens when a control is moved.
+// The page: connects the controls to the state and the maps.
 
 import * as api from "./api.js";
 import { combobox } from "./combobox.js";
@@ -11,8 +11,8 @@ import * as photos from "./photos.js";
 import { about, link, methodOf, restore, state, view } from "./state.js";
 
 const ANY = { index: null, label: "any other class" };
-let opened = null; // the server's answer about the photo that is shown
-let names = new Map(); // index -> label of the classes that were met
+let opened = null; // the server's response for the photo that is shown
+let names = new Map(); // index -> label of the classes seen so far
 let openings = 0;
 let showTarget;
 let showVersus;
@@ -81,7 +81,7 @@ async function take(file) {
   try {
     notify(`Uploading ${file.name} …`);
     const photo = await api.upload(file, about.limit);
-    // A link to an upload that the server no longer has keeps its settings for the photo that is opened now.
+    // If a link refers to an upload that was deleted, its settings are applied to the photo opened now.
     const kept = opened ? { target: null, versus: null } : {};
     await open({ photo, name: file.name, ...kept });
   } catch (error) {
@@ -89,7 +89,7 @@ async function take(file) {
   }
 }
 
-/** Opens a photo, or the same one with another model. */
+/** Opens a photo, or reopens the current one with another model. */
 async function open(changes) {
   const before = { ...state };
   const number = ++openings;
@@ -105,7 +105,7 @@ async function open(changes) {
     for (const { index, label } of found.guesses) names.set(index, label);
     await nameClasses();
     complain();
-    kinds = ""; // a link may have brought other values
+    kinds = ""; // a link may have set other values
     panels.arrange();
     await panels.showPhoto(found);
     changed();
@@ -123,7 +123,7 @@ async function open(changes) {
   }
 }
 
-/** The names of the classes in a link. */
+/** Requests the names of the classes in a link. */
 async function nameClasses() {
   for (const index of [state.target, state.versus]) {
     if (index === null || names.has(index)) continue;
@@ -139,7 +139,7 @@ function classes(search) {
   return api.ask("api/classes", { photo: state.photo, model: state.model, search });
 }
 
-/** The classes that match; without a search, the network's guesses come first. */
+/** The classes that match a search; if it is empty, the network's guesses come first. */
 async function search(text, always) {
   const found = await classes(text);
   for (const each of found) names.set(each.index, each.label);
@@ -174,7 +174,7 @@ function change(changes) {
   changed();
 }
 
-/** Draws the page for the state, and asks for what it lacks. */
+/** Draws the page for the current state and requests missing maps. */
 function changed() {
   if (!opened) return;
   if (state.target === opened.guesses[0].index) state.target = null;
@@ -199,7 +199,7 @@ function changed() {
 }
 
 let kinds = "";
-/** Draws the options of other methods: a control that is drawn again would lose the focus. */
+/** Redraws the options only if the chosen methods changed: a redrawn control would lose the focus. */
 function showOptions() {
   const now = String([...new Set(state.methods.map((name) => methodOf(name).kind))]);
   if (now !== kinds) controls.drawOptions(changed);
@@ -214,7 +214,7 @@ function remove(name) {
   change({ methods: state.methods.filter((each) => each !== name) });
 }
 
-/** Shows one method in place of another. */
+/** Replaces one method by another. */
 function use(instead, name) {
   change({ methods: [...new Set(state.methods.map((each) => (each === name ? instead : each)))] });
 }

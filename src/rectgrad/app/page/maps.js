@@ -1,4 +1,4 @@
-// Requests for maps: only what is missing, the newest state, and no answer that is out of date.
+// Requests maps: only those that are missing, for the newest state; outdated responses are dropped.
 
 import { stream } from "./api.js";
 import { announce, complain } from "./dom.js";
@@ -8,7 +8,7 @@ import { methodOf, state, titleOf, view } from "./state.js";
 const PATIENCE = 250; // milliseconds that a fast map may take before a newer request replaces it
 
 const shown = new Map(); // method -> {key, map, specificity}
-const measure = new Set(); // keys of slow maps whose specificity was asked for
+const measure = new Set(); // keys of slow maps whose specificity was requested
 let running = null;
 let queued = 0;
 
@@ -24,14 +24,14 @@ export function measureSpecificity(name) {
   refresh();
 }
 
-/** Asks for what the view lacks. `label`: the name of the explained class. */
+/** Requests what the view is missing. `label`: the name of the explained class. */
 export function refresh(label = refresh.label) {
   refresh.label = label;
   for (const name of shown.keys()) if (!state.methods.includes(name)) shown.delete(name);
   clearTimeout(queued);
   const missing = state.methods.filter((name) => shown.get(name)?.key !== keyOf(name));
   if (!missing.length && state.methods.every((name) => shown.get(name).specificity)) return stop();
-  // While a slider moves, the map that is nearly ready is shown before the next one is asked for.
+  // While a slider moves, a map that is nearly finished is shown before the next one is requested.
   const left = running?.fast.size ? running.began + PATIENCE - performance.now() : 0;
   if (left > 0) queued = setTimeout(refresh, left);
   else request();
@@ -56,9 +56,9 @@ async function request() {
   const timer = setTimeout(() => missing.forEach((name) => own.fast.has(name) && panels.waiting(name)), 200);
   missing.filter((name) => methodOf(name).slow).forEach((name) => panels.waiting(name));
   const known = have.filter((name) => shown.get(name).specificity);
-  const asked = state.methods.filter((name) => measure.has(keys.get(name)));
+  const requested = state.methods.filter((name) => measure.has(keys.get(name)));
   try {
-    const messages = stream("api/maps", { ...view(), have, known, measure: asked }, own.controller.signal);
+    const messages = stream("api/maps", { ...view(), have, known, measure: requested }, own.controller.signal);
     for await (const message of messages) {
       if (running !== own) return;
       receive(message, keys, own);

@@ -1,4 +1,4 @@
-// The photo and its maps: drawing, size, enlarging, and moving them together.
+// The photo and its maps: drawing, sizing, enlarging, and moving them together.
 
 import { draw, drawPhoto, drawScale } from "./colour.js";
 import { $, element } from "./dom.js";
@@ -8,8 +8,8 @@ const panels = new Map(); // "photo" or a method's name -> {root, view, base, ma
 const act = {}; // remove(method), use(instead, method), measure(method), changed()
 let photo = null; // the image as the page shows it
 let size = [1, 1];
-let count = 0; // of maps that were shown
-let look = ""; // what the colours of all maps depend on
+let count = 0; // number of maps shown so far
+let look = ""; // everything that the colours of the maps depend on
 
 export function start(actions) {
   Object.assign(act, actions);
@@ -24,7 +24,7 @@ export function start(actions) {
   });
 }
 
-/** Panels for the photo and the chosen methods, in their order. */
+/** Creates panels for the photo and the chosen methods, in order. */
 export function arrange() {
   const names = ["photo", ...state.methods];
   for (const name of panels.keys()) if (!names.includes(name)) panels.delete(name);
@@ -70,7 +70,7 @@ function panel(name) {
 
 // --- what is shown ---
 
-/** Shows a photo: `found` is the server's answer. */
+/** Shows a photo: `found` is the server's response. */
 export async function showPhoto(found) {
   const image = new Image();
   image.src = found.shown;
@@ -86,7 +86,7 @@ export async function showPhoto(found) {
   fit();
 }
 
-/** Empties a panel: its map belongs to another photo. */
+/** Clears a panel whose map belongs to another photo. */
 function forget(own) {
   own.pale = own.found = null;
   own.map.width = own.base.width = 1;
@@ -109,11 +109,11 @@ export function showMap(name, map, label) {
   own.view.setAttribute("aria-label", `Map by ${own.title} for ${label}. Enlarge`);
   own.warnings.replaceChildren(...map.warnings.map((text) => element("li", {}, text)));
   own.warnings.hidden = !map.warnings.length;
-  own.trust.classList.add("old"); // until that of this map arrives
+  own.trust.classList.add("old"); // until the specificity of this map arrives
   paint(name);
 }
 
-/** Draws all maps again if they have other colours now, or lie over the photo. */
+/** Redraws all maps if their colours or the overlay have changed. */
 export function repaint() {
   const now = JSON.stringify([state.overlay, state.colours, isDark()]);
   if (now === look) return;
@@ -141,7 +141,7 @@ function paint(name) {
     : "The stronger the colour, the more a pixel raises the score of the class.";
 }
 
-/** Shows how far a map belongs to its class. */
+/** Shows the specificity of a map. */
 export function showSpecificity(name, found) {
   const own = panels.get(name);
   if (!own) return;
@@ -151,7 +151,7 @@ export function showSpecificity(name, found) {
   const value = found.value === null ? "–" : found.value.toFixed(2);
   const note = found.note && ` ${found.note[0].toUpperCase()}${found.note.slice(1)}.`;
   own.trust.replaceChildren(element("p", {}, element("b", {}, `Specificity ${value}`), note));
-  own.trust.title = "How far the map belongs to this class: 0 means that it is the same for any class, 1 that it shares nothing.";
+  own.trust.title = "How specific the map is to this class: 0 means that it is the same for any class, 1 that it has nothing in common with the map of the least likely class.";
   if (found.low && about.recommended !== name) {
     const better = methodOf(about.recommended).title;
     const button = element("button", { type: "button", class: "better" }, `Why this class? Use ${better}`);
@@ -167,7 +167,7 @@ export function showSpecificity(name, found) {
   fit();
 }
 
-/** A method has been asked for: what is shown is no longer the answer. */
+/** Marks a panel as outdated: a new map has been requested. */
 export function waiting(name, message = {}) {
   const own = panels.get(name);
   if (!own) return;
@@ -269,7 +269,7 @@ function clamp(value, most) {
   return Math.min(Math.max(value, -most), most);
 }
 
-/** Zooms about a point, given in parts of the picture from its centre. */
+/** Zooms around a point, given relative to the centre as a fraction of the picture. */
 function zoomBy(by, px = 0, py = 0) {
   const [factor, x, y] = state.zoom;
   const next = Math.min(Math.max(factor * by, 1), 20);

@@ -9,7 +9,7 @@ export function start(take, choose) {
   $("#open").addEventListener("click", () => $("#file").click());
   $("#file").addEventListener("change", () => {
     if ($("#file").files.length) take($("#file").files[0]);
-    $("#file").value = ""; // the same file may be chosen again
+    $("#file").value = ""; // so that the same file can be chosen again
   });
   for (const kind of ["dragover", "drop"]) {
     addEventListener(kind, (event) => {
@@ -60,7 +60,7 @@ function folder(choose) {
   filters();
 }
 
-/** Classes are predicted in the background: the list of them grows until all photos are done. */
+/** Updates the list of classes, which grows in the background until all photos are classified. */
 async function filters() {
   const { choices, finished } = await ask("api/folder", {});
   const chosen = $("#filter").value || choices[0].value;

@@ -1,14 +1,14 @@
 // The state of the view, and the link that restores it.
 
-export const about = {}; // methods, options, colours …: what the server offers
+export const about = {}; // methods, options, colours …: sent by the server
 export const state = {};
 const LISTS = "methods";
 
-/** The state of a page that nobody has touched. */
+/** The initial state of a page. */
 export function initial() {
   return {
     photo: about.folder ? "folder:0" : about.samples.length ? `sample:${about.samples[0]}` : null,
-    name: null, // of an upload
+    name: null, // file name of an upload
     model: about.models[0],
     target: null, // null: the network's best guess
     versus: null,
@@ -18,7 +18,7 @@ export function initial() {
     colours: "auto",
     final: false,
     large: null, // the method that is enlarged
-    zoom: [1, 0, 0], // factor, and the shift to the right and down in parts of the picture
+    zoom: [1, 0, 0], // factor, and the shift to the right and down as fractions of the picture
   };
 }
 
@@ -26,7 +26,7 @@ export function restore() {
   Object.assign(state, initial(), fromLink(location.hash.slice(1)));
 }
 
-/** Everything that differs from the initial state, after the #. */
+/** The part of a link after the #: everything that differs from the initial state. */
 export function link() {
   const first = initial();
   const parts = new URLSearchParams();
@@ -79,7 +79,7 @@ export function methodOf(name) {
   return about.methods.find((each) => each.name === name);
 }
 
-/** What the page calls a method. */
+/** The title of a method on the page. */
 export function titleOf(name) {
   const { title } = methodOf(name);
   return title[0].toUpperCase() + title.slice(1);
@@ -109,7 +109,7 @@ export function thresholded() {
   return kinds.find((kind) => optionsOf(kind).some((option) => option.name === "q"));
 }
 
-/** What the server needs to know of the state. */
+/** The part of the state that the server needs. */
 export function view() {
   const { photo, model, methods, options, target, versus, final, colours, overlay } = state;
   return { photo, model, methods, options, target, versus, final, colours, overlay, dark: isDark() };

@@ -1,6 +1,7 @@
-"""index.html and explained.jsonl beside the results of a run, kept up to date while it works.
+"""index.html and explained.jsonl next to the results of a run, updated while it works.
 
-The page is one file that opens from disk: the cards are HTML, a small script filters and sorts them.
+The page is a single file that can be opened from disk: the cards are HTML, and a small script filters and
+sorts them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HERE = Path(__file__).parent
 
 
 class Index:
-    """The records of the folder, those of earlier runs included."""
+    """The records in the output folder, including those of earlier runs."""
 
     def __init__(self, out: Path, command: str, total: int) -> None:
         self.out, self.command, self.total = out, command, total
@@ -30,7 +31,7 @@ class Index:
         self._next = 0.0
 
     def add(self, record: Json | None) -> None:
-        """A photo is done: its record, or None if it could not be read."""
+        """Adds the record of a finished photo; None if it could not be read."""
         self.processed += 1
         if record is not None:
             self.records[record["picture"]] = record
@@ -38,14 +39,15 @@ class Index:
             self.write()
 
     def close(self) -> None:
-        """Writes what is in the folder: results that an interruption kept from being added are there too."""
+        """Writes the page from the files in the folder, which also has results that were not added because
+        of an interruption."""
         added = len(self.records)
         self.records = _stored(self.out)
         self.processed += len(self.records) - added
         self.write()
 
     def write(self) -> None:
-        """Writes both files, and does not let `add` do so again before 20 times that duration has passed."""
+        """Writes both files. `add` waits 20 times as long as this took before it writes them again."""
         if not self.records:
             return
         started = time.monotonic()
@@ -66,7 +68,7 @@ def _stored(out: Path) -> dict[str, Json]:
 
 
 def page(records: list[Json], command: str, left: int = 0) -> str:
-    """A page with all results. left: how many photos the run has still to do."""
+    """A page with all results. left: number of photos that the run has not processed yet."""
     style, script = (_HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     count = f"{len(records)} photo{'s' if len(records) != 1 else ''}"
     unfinished = (
@@ -126,7 +128,7 @@ def _few(names: Iterable[str], limit: int = 3) -> str:
 
 
 def _caution(records: list[Json]) -> str:
-    """What the specificity is, and the caution for those maps where it is low."""
+    """How many maps have a low specificity, and what that means; empty if there are none."""
     cautions = dict.fromkeys(text for record in records if (text := record.get("caution")))
     if not cautions:
         return ""
@@ -139,7 +141,7 @@ def _caution(records: list[Json]) -> str:
 
 
 def of_many(caution: str) -> str:
-    """The caution of one map as a sentence about several."""
+    """Rewrites the caution about one map as a sentence about several maps."""
     text = caution.replace("this map", "such a map", 1)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -170,7 +172,7 @@ def _card(record: Json) -> str:
 
 
 def _lowest(specificity: Any) -> float | None:
-    """The number to sort by: of several maps, the lowest."""
+    """The number to sort by: the lowest one if there are several maps."""
     values = specificity.values() if isinstance(specificity, dict) else [specificity]
     return min((value for value in values if value is not None), default=None)
 

@@ -1,4 +1,4 @@
-// Filters and sorts the cards. Without this script the page shows all of them by file name.
+// Filters and sorts the cards. Without this script, the page shows all cards sorted by file name.
 const list = document.getElementById("cards");
 const cards = [...list.children];
 const [text, show, sort, count] = ["text", "show", "sort", "count"].map((id) => document.getElementById(id));
