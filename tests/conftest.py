@@ -3,6 +3,7 @@ torch's optimisers do."""
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -12,6 +13,10 @@ import torch
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 if INTERPRETED:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A background job of a shell ignores Ctrl-C, and so would every command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
