@@ -456,7 +456,7 @@ def test_a_stopped_run_keeps_what_was_finished(run, monkeypatch):
 ERRORS = {
     "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench models are efficientnet_lite0"),
     "no such method": (["--method", "gradcam"], "unknown method 'gradcam'; methods are rectgrad"),
-    "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75, not 64"),
+    "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75 for inception_v4, not 64"),
     "no whole patches": (
         ["--model", "vit_b_16", "--pixels", "100"],
         "a multiple of 16 for vit_b_16, not 100",
@@ -466,8 +466,8 @@ ERRORS = {
     "no threads": (["--threads", "0"], "threads must be at least 1, not 0"),
     "bad dtype": (["--dtype", "int8"], "unknown dtype 'int8'; dtypes are float32"),
     "bad device": (["--device", "quantum"], "quantum"),
-    "a folder": (["--json", "."], "--json '.' must be a file"),
-    "under a file": (["--json", "taken/speed.json"], "--json 'taken/speed.json' must be a file"),
+    "a folder": (["--json", "."], "--json must be the path of a file to write, or - for stdout, not '.'"),
+    "under a file": (["--json", "taken/speed.json"], "for stdout, not 'taken/speed.json'"),
 }
 
 

@@ -45,7 +45,7 @@ def _complete(row: Row, contender: Contender, plan: Plan, model: str, case: Case
         row["sparse_share"] = _sparse_share(case, contender.name)
         if contender.group == "captum":  # Captum warns about its hooks each time
             has_no_effect = peers.has_no_effect(contender.name, contender.run, case.inputs, plain(case))
-            row["note"] = "does not change this network's backward pass" if has_no_effect else None
+            row["note"] = "no change to this network's backward pass" if has_no_effect else None
 
 
 def _sparse_share(case: Case, name: str) -> float | None:
