@@ -16,8 +16,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 
-from rectgrad.methods import RISE, Method, RectGrad
-from rectgrad.methods.catalog import METHODS, as_method, name_of
+from rectgrad.methods import Method, RectGrad
+from rectgrad.methods.catalog import METHODS, as_method, every_name, name_of
 from rectgrad.methods.options import offered, type_of
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import files
@@ -121,9 +121,7 @@ def network(name: str, weights: Path | None, labels: Path | None, device: str, t
 def picture_methods(names: str, q: float) -> dict[str, Method]:
     """Methods by name, configured as in the paper's figures: RectGrad keeps its negative values."""
     check_percentile(q)
-    # Not RISE, which takes minutes for one photo.
-    every = [name for name, method in METHODS.items() if method.ready and not isinstance(method, RISE)]
-    chosen = every if names == "all" else [name.strip() for name in names.split(",")]
+    chosen = every_name() if names == "all" else [name.strip() for name in names.split(",")]
     return {name: _picture_method(name, q) for name in chosen}
 
 

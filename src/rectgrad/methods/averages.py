@@ -150,13 +150,14 @@ class ExpectedGradients(Average):
     def _drawn(self, inputs: Maps) -> Iterator[tuple[Maps, Maps]]:
         """Points between a baseline and the input, and input - baseline."""
         given = _blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
-        uniform = partial(torch.rand, 2, dtype=torch.float32, device="cpu")
+        uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
         for own in generators(inputs, self.seed, self.samples):
             u, t = torch.stack([uniform(generator=each) for each in own]).T
             rows = list(enumerate((u.double() * len(given)).int().tolist()))
             chosen = (torch.stack([given[i][k][n] for n, i in rows]) for k in range(len(inputs)))
-            away = tuple(x - b for x, b in zip(inputs, chosen, strict=True))
-            yield tuple(x - column(1 - t, x).to(x) * d for x, d in zip(inputs, away, strict=True)), away
+            away = tuple(wide(x) - wide(b) for x, b in zip(inputs, chosen, strict=True))
+            points = (wide(x) - column(1 - t, x).to(d) * d for x, d in zip(inputs, away, strict=True))
+            yield tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
 
 
 def _raw(over: Method, request: Request) -> Maps:

@@ -34,6 +34,11 @@ METHODS: dict[str, Method] = {
 }
 
 
+def every_name() -> list[str]:
+    """What `all` stands for: methods that need no further option, and no thousands of passes as RISE does."""
+    return [name for name, method in METHODS.items() if method.ready and not isinstance(method, RISE)]
+
+
 def title_of(name: str) -> str:
     """What figures and tables call a listed method."""
     return METHODS[name].title or type(METHODS[name]).__name__

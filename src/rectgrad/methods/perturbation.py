@@ -33,7 +33,7 @@ class Perturbation(Method):
         maps = []
         for k, x in enumerate(request.inputs):
             total = torch.zeros_like(wide(x[:, :1] if x.dim() > 2 else x), requires_grad=False)
-            values = self._values(request, k, total) * total[0].numel() / x[0].numel()
+            values = self._values(request, k, total) / (x.numel() // total.numel())
             maps.append(torch.empty_like(x, requires_grad=False).copy_(values))
         if not all(bool(m.isfinite().all()) for m in maps):
             Method().raw(request.at(request.inputs))  # names the layer, if the whole input shows it
@@ -48,9 +48,10 @@ class Perturbation(Method):
 def scores(request: Request, k: int, changed: Iterator[Tensor], count: int) -> Iterator[Tensor]:
     """The score of the inputs, then those with `count` other values of the k-th input."""
     inputs, x = request.inputs, request.inputs[k]
+    like = wide(x[:0])
     points = ((*inputs[:k], each, *inputs[k + 1 :]) for each in chain([x], changed))
     found = Method().at_points(forward, request, points, count + 1)
-    return (column(wide(score.to(x.device)), x) for (score,) in found)
+    return (column(score.to(like), x) for (score,) in found)
 
 
 def forward(_: Any, request: Request) -> Maps:
@@ -124,7 +125,8 @@ class RISE(Perturbation):
         x, random = request.inputs[k].detach(), generator_of(str(self.seed).encode())
         masks, again = tee(random_masks(positions(x), self.masks, self.cells, self.keep, random, total))
         found = scores(request, k, (x * mask.to(x.dtype) for mask in masks), self.masks)
-        clean, covered, mean = next(found), torch.zeros_like(total[:1]), 0
+        clean, covered = next(found), torch.zeros_like(total[:1])
+        mean = torch.zeros_like(clean)
         for mask, score in zip(again, found, strict=True):
             total += (score - clean) * mask
             covered += mask
