@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import rectgrad
+from every_method import EVERY, QUICK
 from networks import NETWORKS
 
-SMALL = {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 4}}
-OPTIONS = {name: {"q": 80.0} if name.startswith("rectgrad") else {} for name in rectgrad.METHODS} | SMALL
+SMALL = QUICK | {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 4}}
+OPTIONS = {name: {"q": 80.0} if name.startswith("rectgrad") else {} for name in EVERY} | SMALL
 NAMES = ["plain_cnn", "residual", "mixer", "library_attention", "folded", "two_inputs", "mobile"]
 
 
@@ -39,7 +40,7 @@ def assert_close(maps, expected):
 
 
 @pytest.mark.filterwarnings("ignore:the map of sample")
-@pytest.mark.parametrize("method", rectgrad.METHODS)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("name", NAMES)
 def test_alone_in_a_batch_and_in_chunks(name, method):
     model, inputs = sevenfold(name)
@@ -99,7 +100,7 @@ def test_what_comes_with_each_sample_is_cut_with_it():
 def test_eight_threads_on_one_model():
     """400 calls from eight threads, with different methods, give exactly the maps of one thread."""
     model, inputs = NETWORKS["residual"](1)
-    expected = {m: rectgrad.attribute(model, inputs, m, **OPTIONS[m]) for m in rectgrad.METHODS}
+    expected = {m: rectgrad.attribute(model, inputs, m, **OPTIONS[m]) for m in EVERY}
     methods = list(expected)
     wrong, start = [], threading.Barrier(8)
 

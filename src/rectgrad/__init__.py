@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from rectgrad.explanation import explain as explain
     from rectgrad.explanation import recommended as recommended
     from rectgrad.methods import METHODS as METHODS
+    from rectgrad.methods import RISE as RISE
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
+    from rectgrad.methods import DeepLiftShap as DeepLiftShap
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
+    from rectgrad.methods import ExpectedGradients as ExpectedGradients
     from rectgrad.methods import GradientXInput as GradientXInput
     from rectgrad.methods import GuidedBackprop as GuidedBackprop
     from rectgrad.methods import IntegratedGradients as IntegratedGradients
+    from rectgrad.methods import Occlusion as Occlusion
     from rectgrad.methods import RandomMap as RandomMap
     from rectgrad.methods import RectGrad as RectGrad
     from rectgrad.methods import Saliency as Saliency
@@ -49,10 +53,14 @@ _HOME = {
         "METHODS",
         "Deconv",
         "DeepLift",
+        "DeepLiftShap",
         "EpsilonLRP",
+        "ExpectedGradients",
         "GradientXInput",
         "GuidedBackprop",
         "IntegratedGradients",
+        "Occlusion",
+        "RISE",
         "RandomMap",
         "RectGrad",
         "Saliency",

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import QUICK
 from rectgrad import UnsupportedModelError
 
 RECTIFYING = ["rectgrad", "rectgrad_prr", "rectgrad_mod", "guided_backprop", "deconv"]
-FEW = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}}
+FEW = QUICK
 
 
 def seeded(make: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import EVERY, RUNNING
 from untouched import FEW, ONE_BACKWARD, Eventful, FaultError, Snapshot, images, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model is in training mode")
@@ -42,7 +43,7 @@ def test_the_snapshot_notices_what_it_must() -> None:
         assert before.differences(Snapshot(model))
 
 
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_attribute_leaves_everything_as_it_was(name: str) -> None:
     model, x, state = Eventful(), images().requires_grad_(), torch.zeros(2, 1)
     x.grad = torch.ones_like(x)
@@ -53,7 +54,7 @@ def test_attribute_leaves_everything_as_it_was(name: str) -> None:
     assert target._version == 0
 
 
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_attribute_in_chunks_leaves_everything_as_it_was(name: str) -> None:
     model, x, state = Eventful(), torch.cat([images(), images().flip(0)]), torch.zeros(4, 1)
     with untouched(model, x, state):
@@ -62,7 +63,7 @@ def test_attribute_in_chunks_leaves_everything_as_it_was(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_record_leaves_everything_as_it_was(name: str) -> None:
     model, x, state = Eventful(), images(), torch.zeros(2, 1)
     with untouched(model, x, state):
@@ -106,8 +107,7 @@ CALLS: dict[str, Callable] = {
         name: functools.partial(
             lambda name, *a, **k: rectgrad.attribute(*a, name, **k, **FEW.get(name, {})), name
         )
-        for name in rectgrad.METHODS
-        if name != "random"
+        for name in RUNNING
     },
     "record": rectgrad.record,
     "layer_attributions": rectgrad.layer_attributions,

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import EVERY
 from untouched import FEW, Eventful, FaultError, images, untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model is in training mode")
@@ -373,7 +374,7 @@ def test_a_lazy_model_still_works_afterwards() -> None:
 # --- weights that require gradients ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_map_does_not_depend_on_which_weights_require_gradients(name: str) -> None:
     """Weights that are plain tensors, as in models written as functions, are weights all the same."""
     generator = torch.Generator().manual_seed(4)
@@ -392,7 +393,7 @@ def test_the_map_does_not_depend_on_which_weights_require_gradients(name: str) -
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_frozen_parameters_give_the_same_map_and_stay_frozen(name: str, frozen: bool) -> None:
     model, x = Writer(nothing, lambda m, h: None), images()
     expected = rectgrad.attribute(model, x, name, 1, **FEW.get(name, {}))

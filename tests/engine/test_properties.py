@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import EVERY, QUICK
 from networks import unsettle
 from reference import reference_attribute, tau_of
 from untouched import untouched
@@ -190,8 +191,8 @@ FLAGS = ("padding_trick", "prr", "multiply_by_input", "positive_only")
 rectgrads = st.tuples(
     st.just("rectgrad"), st.fixed_dictionaries({}, optional=RECTGRAD | dict.fromkeys(FLAGS, st.booleans()))
 )
-FEW: dict[str, dict[str, Any]] = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 3}}
-others = st.sampled_from([(name, FEW.get(name, {})) for name in rectgrad.METHODS if "rectgrad" not in name])
+FEW: dict[str, dict[str, Any]] = QUICK | {"integrated_gradients": {"steps": 3}}
+others = st.sampled_from([(name, FEW.get(name, {})) for name in EVERY if "rectgrad" not in name])
 asks = rectgrads | others
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rectgrad
+from every_method import EVERY
 from rectgrad import UnsupportedModelError
 from refusals import FEW, RECTIFYING, net, points, refused, seeded
 
@@ -107,7 +108,7 @@ def test_reentrant_checkpointing_and_a_plain_gradient() -> None:
         rectgrad.attribute(net(part), points(), "saliency")
 
 
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_other_checkpointing_gives_exactly_the_same_map(name: str) -> None:
     class Block(nn.Module):
         def __init__(self, on: bool) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import rectgrad
+from every_method import QUICK
 
 # Fewer units are zeroed: which dropout leaves depends on the version of torch, and no map may be zero.
 Q = {name: {"q": 80} for name in ("rectgrad", "rectgrad_prr", "rectgrad_mod", "rectgrad_gated")}
-FEW = {"smoothgrad": {"samples": 2}, "integrated_gradients": {"steps": 2}, **Q}
+FEW = QUICK | Q
 ONE_BACKWARD = [name for name, method in rectgrad.METHODS.items() if method.one_backward]
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import EVERY, QUICK
 
 transformers = pytest.importorskip(
     "transformers",
@@ -20,7 +21,7 @@ transformers = pytest.importorskip(
 )
 
 SIZE = 64
-FEW = {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 3}}
+FEW = QUICK | {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 3}}
 SMALL = {"num_labels": 5, "image_size": SIZE}
 STAGES = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
 VIT = {
@@ -85,7 +86,7 @@ def plain(model: nn.Module, pixels: Tensor) -> Tensor:
     return torch.autograd.grad(model(x).logits.amax(1).sum(), x)[0]
 
 
-@pytest.mark.parametrize("method", rectgrad.METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_maps_are_of_pixels_and_do_not_depend_on_the_batch(model, pixels, method):
     options = FEW.get(method, {})
     maps = rectgrad.attribute(model, pixels, method, **options)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import rectgrad
+from every_method import EVERY, QUICK
 from networks import NETWORKS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-OPTIONS = {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 4}}
+OPTIONS = QUICK | {"smoothgrad": {"samples": 3}, "integrated_gradients": {"steps": 4}}
 
 
 def on(value, *to):
@@ -38,7 +39,7 @@ def test_batch_norms_in_the_weights(name, method):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", rectgrad.METHODS)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_map_of_the_cpu(name, method):
     model, inputs = NETWORKS[name](0)
@@ -82,8 +83,8 @@ def test_half_rectgrad_is_finite_and_sparse(dtype):
 def test_eight_threads_on_one_gpu():
     model, inputs = NETWORKS["residual"](1)
     model, inputs = model.cuda(), inputs.cuda()
-    options = {m: {"q": 80.0} if m.startswith("rectgrad") else OPTIONS.get(m, {}) for m in rectgrad.METHODS}
-    expected = {m: rectgrad.attribute(model, inputs, m, **options[m]) for m in rectgrad.METHODS}
+    options = {m: {"q": 80.0} if m.startswith("rectgrad") else OPTIONS.get(m, {}) for m in EVERY}
+    expected = {m: rectgrad.attribute(model, inputs, m, **options[m]) for m in EVERY}
     wrong = []
 
     def work(worker):

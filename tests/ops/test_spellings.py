@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import BACKWARD
 
 aten = torch.ops.aten
 Spelling = Callable[..., Tensor]
@@ -25,7 +26,7 @@ OPTIONS = {
     "integrated_gradients": {"steps": 3, "over": "guided_backprop"},
     "deeplift": {"baseline": 0.1},
 }
-METHODS = [name for name in rectgrad.METHODS if name != "random"]  # which does not run the network
+METHODS = BACKWARD
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
 
 

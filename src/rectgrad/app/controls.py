@@ -13,7 +13,7 @@ from typing import Any
 from rectgrad.app import query
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, title_of
-from rectgrad.methods.options import choices_of, help_of, type_of
+from rectgrad.methods.options import choices_of, help_of, offered, type_of
 
 EVALUATIONS = 10_000  # limit per map, so that no visitor can keep the server busy for hours
 
@@ -29,6 +29,7 @@ def methods() -> list[dict[str, Any]]:
             "slow": is_slow(method),
         }
         for name, method in METHODS.items()
+        if method.ready
     ]
 
 
@@ -50,7 +51,7 @@ def options() -> dict[str, list[dict[str, Any]]]:
 def _described(kind: type[Method]) -> list[dict[str, Any]]:
     default = query.defaults(kind)
     described = []
-    for field in fields(kind):
+    for field in offered(kind):
         low, high = (field.metadata.get(end, math.inf) for end in ("low", "high"))
         control, choices = _control(kind, field.name, default[field.name])
         described.append(
@@ -76,7 +77,7 @@ def _control(kind: type[Method], name: str, default: Any) -> tuple[str, list[dic
         empty = [{"value": None, "label": "none"}] if default is None else []
         return "list", [*empty, *({"value": choice, "label": choice} for choice in choices)]
     if name == "over":
-        inner = [each for each, method in METHODS.items() if "over" not in {f.name for f in fields(method)}]
+        inner = [each for each, method in METHODS.items() if not is_slow(method)]
         return "list", [{"value": each, "label": title_of(each)} for each in inner]
     if isinstance(default, (int, float)):
         return "integer" if isinstance(default, int) else "number", []
@@ -96,7 +97,7 @@ def parse(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _value(kind: type[Method], name: str, value: Any) -> Any:
-    field = next((each for each in fields(kind) if each.name == name), None)
+    field = next((each for each in offered(kind) if each.name == name), None)
     if field is None:
         raise ValueError(f"{kind.__name__} has no option {name!r}")
     if isinstance(value, str):
@@ -130,6 +131,9 @@ def evaluations(method: Method) -> int | None:
 
 
 def check(method: Method) -> None:
-    count = evaluations(method)
+    check_count(evaluations(method))
+
+
+def check_count(count: int | None) -> None:
     if count is not None and count > EVALUATIONS:
         raise ValueError(f"the explorer evaluates at most {EVALUATIONS} inputs for one map, not {count}")

@@ -9,6 +9,7 @@ from typing import Any
 from rectgrad.engine.target import contrast
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, as_method, name_of
+from rectgrad.methods.options import offered
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,6 @@ def kinds() -> Iterator[tuple[type[Method], list[str]]]:
     """Each class of methods that has options, with the names under which it is listed."""
     listed: dict[type[Method], list[str]] = {}
     for name, method in METHODS.items():
-        if fields(method):
+        if offered(method):
             listed.setdefault(type(method), []).append(name)
     yield from listed.items()

@@ -143,8 +143,8 @@ async def _map(
     try:
         async for each in waiting.result(task):
             if isinstance(each, int):
-                total = controls.evaluations(method)
-                yield drawing.message({"kind": "progress", "method": name, "done": each, "total": total})
+                progress = {"kind": "progress", "method": name, "done": each, "total": task.total}
+                yield drawing.message(progress)
                 continue
             found = each[1]
             described, data = drawing.packed(drawing.plane(name, found.values, wanted.query))
@@ -178,12 +178,13 @@ async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Meth
     compute = lambda: service.measured(prediction, method, target)  # noqa: E731
     slow = controls.is_slow(method) and not ready
     try:
-        async for each in waiting.result(waiting.join(key, compute, slow)):
+        task = waiting.join(key, compute, slow)
+        async for each in waiting.result(task):
             if not isinstance(each, int):
                 found: Explanation = each[1]
                 yield drawing.message(content | _described(found))
             elif slow:
-                progress = {"done": each, "total": controls.evaluations(method)}
+                progress = {"done": each, "total": task.total}
                 yield drawing.message({"kind": "progress", "method": name} | progress)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         yield drawing.message(content | {"note": message_of(error)})

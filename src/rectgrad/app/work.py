@@ -14,6 +14,9 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from rectgrad.app.controls import check_count
+from rectgrad.methods.method import progress
+
 _running = threading.local()
 
 
@@ -23,20 +26,27 @@ class Stopped(BaseException):
 
 
 class Task:
-    """A computation, shared by all requests for it. `done` counts the inputs evaluated so far."""
+    """A computation, shared by all requests for it. `done` counts the inputs evaluated so far; `total` is their
+    number, once it is known."""
 
     def __init__(self, key: Hashable) -> None:
         self.key, self.waiting, self.done = key, 0, 0
+        self.total: int | None = None
         self.stopped = False
         self.future: Future[Any]
 
     def run(self, compute: Callable[[], Any]) -> Any:
-        _running.task = self
+        _running.task, token = self, progress.set(self._told)
         try:
             self.check()
             return compute()
         finally:
+            progress.reset(token)
             _running.task = None
+
+    def _told(self, done: int, count: int) -> None:
+        check_count(count)
+        self.total = count
 
     def check(self) -> None:
         if self.stopped:

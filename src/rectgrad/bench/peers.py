@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rectgrad.bench.case import Case
@@ -23,6 +24,8 @@ PEERS = {
     "integrated_gradients": "IntegratedGradients",
     "epsilon_lrp": "LRP",
     "deeplift": "DeepLift",
+    "expected_gradients": "GradientShap",
+    "occlusion": "Occlusion",
 }
 
 
@@ -30,10 +33,16 @@ def peer(case: Case, method: str) -> Callable[[], Tensor]:
     """Captum's counterpart of a method, with the same number of passes for averages."""
     attr: Any = importlib.import_module("captum.attr")
     module, n = sharing_copy(case.module), len(case.inputs)
+    channels, *sides = case.inputs.shape[1:]
     options: dict[str, dict[str, Any]] = {
         "saliency": {"abs": False},
         "smoothgrad": {"nt_samples": 50, "nt_samples_batch_size": 1, "abs": False},
         "integrated_gradients": {"n_steps": 50, "internal_batch_size": n},
+        "expected_gradients": {"n_samples": 50, "baselines": torch.zeros_like(case.inputs[:5])},
+        "occlusion": {
+            "sliding_window_shapes": (channels, *(side // 8 for side in sides)),
+            "strides": (channels, *(side // 16 for side in sides)),
+        },
     }
 
     def run() -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rectgrad.bench import networks
-from rectgrad.methods.catalog import METHODS, as_method
+from rectgrad.methods.catalog import METHODS, as_method, every_name
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
 
@@ -57,7 +57,7 @@ class Plan:
     def chosen(self) -> list[str]:
         """The methods to run."""
         fast = [name for name, each in METHODS.items() if each.one_backward or not each.runs_model]
-        return list(self.methods) or (list(METHODS) if self.averages else fast)
+        return list(self.methods) or (every_name() if self.averages else fast)
 
     @property
     def with_captum(self) -> bool:

@@ -72,7 +72,7 @@ class Compare:
 @compare_app.command("compare")
 def compare(
     images: shared.Images = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated method names, or all.")] = SHOWN,
+    methods: Annotated[str, typer.Option(help="Comma-separated method names, or all (except rise).")] = SHOWN,
     q: Annotated[float, typer.Option(help="RectGrad's percentile.")] = 98.0,
     target: shared.Target = None,
     model: shared.ModelName = "efficientnet_lite0",

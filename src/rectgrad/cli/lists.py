@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from rectgrad.cli import with_option_names
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import METHODS, name_of
+from rectgrad.methods.options import offered
 from rectgrad.models import MODELS
 
 methods_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,7 +36,7 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def _options(method: Method) -> dict[str, Any]:
-    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    values = {field.name: getattr(method, field.name) for field in offered(method)}
     return {key: name_of(v) if isinstance(v, Method) else v for key, v in values.items()}
 
 

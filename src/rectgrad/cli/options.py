@@ -17,8 +17,8 @@ import torch
 import typer
 
 from rectgrad.methods import Method, RectGrad
-from rectgrad.methods.catalog import METHODS, as_method, name_of
-from rectgrad.methods.options import type_of
+from rectgrad.methods.catalog import METHODS, as_method, every_name, name_of
+from rectgrad.methods.options import offered, type_of
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
@@ -66,7 +66,7 @@ def method_options() -> dict[str, Option]:
     """Every option of every method, from the fields of the methods."""
     options: dict[str, Option] = {}
     for name, method in METHODS.items():
-        for field in fields(method):
+        for field in offered(method):
             kind = type_of(field)
             known = options.get(field.name, Option(kind, {}))
             text = field.metadata.get("help", "")
@@ -125,7 +125,7 @@ def network(name: str, weights: Path | None, labels: Path | None, device: str, t
 def picture_methods(names: str, q: float) -> dict[str, Method]:
     """Methods by name, configured as in the paper's figures: RectGrad keeps its negative values."""
     check_percentile(q)
-    chosen = list(METHODS) if names == "all" else [name.strip() for name in names.split(",")]
+    chosen = every_name() if names == "all" else [name.strip() for name in names.split(",")]
     return {name: _picture_method(name, q) for name in chosen}
 
 

@@ -6,13 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+Advance = Callable[..., None]  # called after each item, or with the number of items that were done
+SOON = 2.0  # seconds after which the progress of a single map is shown
 
 
 @contextlib.contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each item."""
+def progress(total: int, what: str) -> Iterator[Advance]:
     if total < 2:
-        yield lambda: None
+        yield lambda done=1: None
     elif sys.stderr.isatty():
         with _bar(total, what) as advance:
             yield advance
@@ -21,30 +24,72 @@ def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
+def evaluating() -> Iterator[None]:
+    """Shows the progress of single maps that take many passes of the network, if they take long."""
+    from rectgrad.methods.method import progress as told
+
+    started = 0.0
+    shown: Advance | None = None
+    with contextlib.ExitStack() as display:
+
+        def tell(done: int, count: int) -> None:
+            nonlocal started, shown
+            if done == 1:  # another map begins
+                display.close()
+                started, shown = time.monotonic(), None
+            if shown is not None:
+                shown()
+            elif done < count and time.monotonic() - started > SOON:
+                shown = display.enter_context(progress(count, "evaluating"))
+                shown(done)
+
+        token = told.set(tell)
+        try:
+            yield
+        finally:
+            told.reset(token)
+
+
+_live: list[Any] = []  # the display on the terminal: there can be one only
+
+
+@contextlib.contextmanager
+def _bar(total: int, what: str) -> Iterator[Advance]:
+    with contextlib.nullcontext(_live[0]) if _live else _display() as shown:
+        task, started, done = shown.add_task(what, total=total, rate=""), time.monotonic(), 0
+
+        def advance(items: int = 1) -> None:
+            nonlocal done
+            done += items
+            shown.update(task, completed=done, rate=_rate(done / max(time.monotonic() - started, 1e-9)))
+
+        yield advance
+        if len(shown.tasks) > 1:
+            shown.remove_task(task)
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    what, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
+    columns = (what, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
-        task, started = shown.add_task(what, total=total, rate=""), time.monotonic()
-
-        def advance() -> None:
-            shown.advance(task)
-            done = shown.tasks[0].completed
-            shown.update(task, rate=_rate(done / max(time.monotonic() - started, 1e-9)))
-
-        yield advance
+        _live.append(shown)
+        try:
+            yield shown
+        finally:
+            _live.clear()
 
 
-def _lines(total: int, what: str, every: float = 10.0) -> Callable[[], None]:
+def _lines(total: int, what: str, every: float = 10.0) -> Advance:
     started = printed = time.monotonic()
     done = 0
 
-    def advance() -> None:
+    def advance(items: int = 1) -> None:
         nonlocal printed, done
-        done += 1
+        done += items
         now = time.monotonic()
         if now - printed >= every or done == total:
             printed, rate = now, done / max(now - started, 1e-9)

@@ -12,7 +12,7 @@ from PIL import Image
 from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.index import Index
-from rectgrad.cli.progress import progress
+from rectgrad.cli.progress import evaluating, progress
 from rectgrad.cli.run import Json, Plan, run
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
@@ -34,7 +34,7 @@ def process(
     records: dict[str, Json] = {}
     index = Index(plan.out, command, len(sources))
 
-    with progress(len(sources), _DOING[command]) as advance:
+    with progress(len(sources), _DOING[command]) as advance, evaluating():
 
         def done(source: Source, result: Json | BaseException) -> None:
             if isinstance(result, BaseException):

@@ -50,6 +50,7 @@ class Pass:
 
     outputs: Any
     length: Any  # of the record, without what a callable target adds
+    differentiable = True  # else a forward pass alone, which keeps no activation
 
     def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])

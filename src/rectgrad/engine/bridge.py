@@ -130,7 +130,10 @@ class BridgeRecorder(ForwardMode):
         if self.keeper is not None:
             args, kwargs = with_own_statistics(spec, args, kwargs)
         if self.transparent:
-            return self._run(spec, func, args, kwargs)
+            result = self._run(spec, func, args, kwargs)
+            shape = () if getattr(result, "is_nested", True) else result.shape
+            self.trace.rows.append(Row(spec.name, None, shape, spec.family, 1))
+            return result
         if self.refuses and torch_private.transform_active():
             raise Refused(TRANSFORM)
         body = composite(func) if spec.family is None else None
@@ -301,12 +304,12 @@ def _following(node: Any) -> list[Any]:
 class BridgedPass(Pass):
     """On a BridgeRecorder, with autograd's backward pass."""
 
-    def __init__(self, request: Request, recorder: BridgeRecorder) -> None:
+    def __init__(self, request: Request, recorder: BridgeRecorder, differentiable: bool = True) -> None:
         super().__init__(request, recorder)
-        self.trace.root = self.root
+        self.trace.root, self.differentiable = self.root, differentiable
         assert request.region is not None
         request.region.begin()
-        with torch_private.no_inference_mode(), torch.enable_grad():
+        with torch_private.no_inference_mode(), torch.set_grad_enabled(differentiable):
             ours = [x.detach().clone() if x.is_inference() else x.detach() for x in request.inputs]
             self.leaves = recorder.leaves = tuple(x.requires_grad_() for x in ours)
             # Copies, so that a model may write on its input and into the containers it is given.
@@ -323,10 +326,10 @@ class BridgedPass(Pass):
         return [row.op for row in self.trace.rows if row.op is not None]
 
     def scores(self, target: targets.Scores) -> Tensor:
-        with torch_private.no_inference_mode(), torch.enable_grad():
+        with torch_private.no_inference_mode(), torch.set_grad_enabled(self.differentiable):
             picked = isinstance(target, targets.Picked)
             scores = target(self.outputs) if picked else self._target_scores(target)
-        if not scores.requires_grad:
+        if self.differentiable and not scores.requires_grad:
             raise ValueError(
                 "the score to explain does not depend on the input: the forward pass detaches it, runs under "
                 "no_grad, or leaves torch; explain a model that is differentiable from input to output"

@@ -79,7 +79,7 @@ class Capture(Generic[Inputs]):
         inner = method
         while hasattr(inner, "over"):  # an average replays the inner method's graph at every point
             inner = inner.over
-        if request.inputs[0].is_cuda and inner.runs_model and request.n:
+        if request.inputs[0].is_cuda and inner.one_backward and request.n:
             self._graph = self._captured(request, inner)
 
     def _captured(self, request: Request, method: Any) -> Graph:

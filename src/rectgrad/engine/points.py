@@ -1,9 +1,9 @@
-"""Several copies of the samples in one pass: an average's noisy inputs, or its steps from baseline to input.
+"""Several copies of the samples in one pass: an average's noisy inputs, or inputs that are partly hidden.
 
-What is meant is one copy at a time; a pass of several must give the same. It does for nearly every network in
-evaluation mode, but not where samples see each other (statistics of the batch, random numbers), and a program
-exported for one batch size takes no other. So the first copy runs alone, and again at the end of the first
-pass of several: outputs and maps must agree, or every copy runs alone.
+What is meant is one copy at a time. A pass of several gives the same for nearly every network in evaluation
+mode, but not where samples see each other (statistics of the batch, random numbers), and a program exported
+for one batch size takes no other. So the first copy runs alone, and again at the end of the first pass of
+several: outputs and maps must agree, or every copy runs alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad.engine.backward import Maps
+from rectgrad.engine.backward import Maps, Pass
 from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
 from rectgrad.engine.target import Picked, contrast
-from rectgrad.engine.trace import Trace
 from rectgrad.kernels.device import limits, out_of_memory, rounding
 
 Ask = Callable[[Any, Request], Maps]
@@ -57,10 +56,9 @@ class Points:
         self.witness: Maps = ()  # its outputs and maps, which a pass of several must give too
         self.confirmed = False
 
-    def each(self, points: Iterable[Maps], count: int) -> Iterator[Maps]:
+    def each(self, points: Iterator[Maps], count: int) -> Iterator[Maps]:
         """`ask(method, request.at(point))` for each of `count` points, in their order."""
         check_inputs(self.request.inputs)
-        points = iter(points)
         if count >= FEWEST and separable(self.method, self.request):
             yield self._first(next(points))
         yield from self._grouped(points)
@@ -69,12 +67,10 @@ class Points:
         """One copy alone; what it takes says how many of them fit into a pass."""
         alone = self.request.at(point)
         maps = self.ask(self.method, alone)
-        if alone.last is None or alone.answer is None:  # another average gives none
-            return maps
-        # A rule that looks at a whole sample must find it in one row.
-        if not self.method.per_sample or not alone.last.folds:
+        # Another average gives neither. A rule that looks at a whole sample must find it in one row.
+        if alone.last and alone.answer is not None and not (self.method.per_sample and alone.last.folds):
             self.first, self.witness = point, (alone.answer, *maps)
-            self.size = fitting(alone.last.trace, alone.inputs, alone.answer.device)
+            self.size = fitting(alone.last, alone.inputs, alone.answer.device)
         return maps
 
     def _grouped(self, points: Iterator[Maps]) -> Iterator[Maps]:
@@ -117,8 +113,9 @@ def separable(method: Any, request: Request) -> bool:
     return method.repeated(1, request.inputs) is not None
 
 
-def fitting(trace: Trace, inputs: Maps, device: torch.device) -> int:
+def fitting(passed: Pass, inputs: Maps, device: torch.device) -> int:
     """How many copies make a pass within the limits."""
-    numbers = sum(prod(row.shape) for row in trace.rows) + sum(x.numel() for x in inputs)
-    most, rows = limits(device)
+    shapes = [row.shape for row in passed.trace.rows] + [x.shape for x in inputs]
+    numbers = (sum if passed.differentiable else max)(map(prod, shapes))
+    most, rows = limits(device, kept=passed.differentiable)
     return max(1, min(most // max(1, numbers * inputs[0].element_size()), rows // len(inputs[0])))

@@ -95,8 +95,7 @@ class Request:
 
     def given(self, x: Tensor) -> Tensor:
         """A tensor among the further arguments, as the model gets it."""
-        x = x.clone() if x.is_inference() else x.detach()
-        return x.to(self.device or x.device)
+        return (x.clone() if x.is_inference() else x.detach()).to(self.device or x.device)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
         """The target. A class left open is settled by these outputs, or by the model's."""

@@ -1,23 +1,32 @@
-"""Averages of any other method over inputs: SmoothGrad and Integrated Gradients."""
+"""Averages of any other method over inputs: SmoothGrad, Integrated Gradients and Expected Gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import tee
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rectgrad.engine.op import per_sample, wide
-from rectgrad.engine.points import Ask, Points
+from rectgrad.engine.points import Ask
 from rectgrad.engine.request import Request
-from rectgrad.methods.baseline import baselines, differences_times, with_rows
-from rectgrad.methods.control import bytes_of, generator_of
+from rectgrad.kernels.baseline import (
+    baselines,
+    column,
+    differences_times,
+    each_baseline,
+    positions,
+    with_rows,
+)
+from rectgrad.kernels.draws import generators
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option, wrong_option
+from rectgrad.metrics.baselines import blur
 
 
 @dataclass(frozen=True)
@@ -62,22 +71,15 @@ class SmoothGrad(Average):
         return self._mean(request, lambda over, noisy: over.maps(noisy))
 
     def _mean(self, request: Request, ask: Ask) -> Maps:
-        maps = Points(ask, self.over, request).each(self._noisy(request.inputs), self.samples)
+        maps = self.over.at_points(ask, request, self._noisy(request.inputs), self.samples)
         return weighted_sum((1 / self.samples, m) for m in maps)
 
     def _noisy(self, inputs: Maps) -> Iterator[Maps]:
         scale = [self.noise * _range(x) for x in inputs]
-        cpu = [x.detach().float().cpu() for x in inputs]  # equal values, equal noise, whatever the type
-        values = [b"".join(map(bytes_of, row)) for row in zip(*cpu, strict=True)]
-        for j in range(self.samples):
-            noise = self._noise(inputs, values, j)
-            yield tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
-
-    def _noise(self, inputs: Maps, values: list[bytes], j: int) -> Iterator[Tensor]:
-        """Drawn on the CPU in float32: the same for every device and type."""
         normal = partial(torch.randn, dtype=torch.float32, device="cpu")
-        own = [generator_of(str(self.seed).encode(), str(j).encode(), each) for each in values]
-        return (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
+        for own in generators(inputs, self.seed, self.samples):
+            noise = (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
+            yield tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class IntegratedGradients(Average):
         # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
         points.insert(0, points.pop(self.steps // 3))
         steps = (tuple(b + alpha * (x.detach() - b) for x, b in ends) for alpha, _ in points)
-        maps = Points(lambda over, step: over.raw(step), self.over, request).each(steps, self.steps)
+        maps = self.over.at_points(_raw, request, steps, self.steps)
         return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
 
     def _points(self) -> list[tuple[float, float]]:
@@ -125,6 +127,49 @@ class IntegratedGradients(Average):
         return replace(self, over=self.over.rows(start, stop, inputs), baseline=baseline)
 
 
+@dataclass(frozen=True)
+class ExpectedGradients(Average):
+    """(input - baseline) times another method's raw result between the two, at random baselines and points.
+
+    The mean over `samples` draws of (x - b) * raw(b + t (x - b)): b is one of the baselines, t uniform from 0
+    to 1. baselines: a tensor (B, ...), the same for all samples; a tuple for several inputs. None: five
+    Gaussian-blurred copies of the sample itself. The draws of a sample are its own, as in SmoothGrad.
+    """
+
+    samples: int = option(50, "Number of random baselines and points; default: 50.", low=1)
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    seed: int = option(0, "Seed of the random numbers.")
+    title: ClassVar[str] = "expected gradients"
+
+    def raw(self, request: Request) -> Maps:
+        drawn, again = tee(self._drawn(tuple(x.detach() for x in request.inputs)))
+        maps = self.over.at_points(_raw, request, (point for point, _ in drawn), self.samples)
+        products = (map(torch.mul, away, m) for (_, away), m in zip(again, maps, strict=True))
+        return weighted_sum((1 / self.samples, tuple(each)) for each in products)
+
+    def _drawn(self, inputs: Maps) -> Iterator[tuple[Maps, Maps]]:
+        """Points between a baseline and the input, and input - baseline."""
+        given = _blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
+        uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
+        for own in generators(inputs, self.seed, self.samples):
+            u, t = torch.stack([uniform(generator=each) for each in own]).T
+            rows = list(enumerate((u.double() * len(given)).int().tolist()))
+            chosen = (torch.stack([given[i][k][n] for n, i in rows]) for k in range(len(inputs)))
+            away = tuple(wide(x) - wide(b) for x, b in zip(inputs, chosen, strict=True))
+            points = (wide(x) - column(1 - t, x).to(d) * d for x, d in zip(inputs, away, strict=True))
+            yield tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
+
+
+def _raw(over: Method, request: Request) -> Maps:
+    return over.raw(request)
+
+
+def _blurred(inputs: Maps) -> list[Maps]:
+    """Gaussian-blurred copies. Standard deviations: 2, 4, 8, 16 and 32 % of the shorter side."""
+    shares = (0.02, 0.04, 0.08, 0.16, 0.32)
+    return [tuple(blur(wide(x), s, len(positions(x))).to(x.dtype) for x in inputs) for s in shares]
+
+
 def weighted_sum(terms: Any) -> Maps:
     """Sums of weight * maps; half types are added up in float32."""
     total: list[Tensor] = []
@@ -138,4 +183,4 @@ def weighted_sum(terms: Any) -> Maps:
 def _range(x: Tensor) -> Tensor:
     """max - min of each sample, shaped to broadcast."""
     flat = per_sample(x.detach())
-    return (flat.amax(1) - flat.amin(1)).reshape(-1, *(1,) * (x.dim() - 1))
+    return column(flat.amax(1) - flat.amin(1), x)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from rectgrad.methods.averages import IntegratedGradients, SmoothGrad
+from rectgrad.methods.averages import ExpectedGradients, IntegratedGradients, SmoothGrad
 from rectgrad.methods.control import RandomMap
-from rectgrad.methods.deeplift import DeepLift
+from rectgrad.methods.deeplift import DeepLift, DeepLiftShap
 from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
 from rectgrad.methods.lrp import EpsilonLRP
 from rectgrad.methods.method import Method
+from rectgrad.methods.perturbation import RISE, Occlusion
 from rectgrad.methods.rectgrad import RectGrad
 
 METHODS: dict[str, Method] = {
@@ -26,7 +27,16 @@ METHODS: dict[str, Method] = {
     "epsilon_lrp": EpsilonLRP(),
     "deeplift": DeepLift(),
     "random": RandomMap(),
+    "expected_gradients": ExpectedGradients(),
+    "deeplift_shap": DeepLiftShap(),
+    "occlusion": Occlusion(),
+    "rise": RISE(),
 }
+
+
+def every_name() -> list[str]:
+    """What `all` stands for: methods that need no further option, and no thousands of passes as RISE does."""
+    return [name for name, method in METHODS.items() if method.ready and not isinstance(method, RISE)]
 
 
 def title_of(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.request import Request
+from rectgrad.kernels.draws import bytes_of, generator_of
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import option
 
@@ -34,16 +34,3 @@ class RandomMap(Method):
         for own, values in zip(y, x, strict=True):
             own.uniform_(generator=generator_of(str(self.seed).encode(), bytes_of(values)))
         return y
-
-
-def bytes_of(x: Tensor) -> bytes:
-    """The values of a tensor on the CPU, as bytes."""
-    return x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def generator_of(*parts: bytes) -> torch.Generator:
-    """A random generator that depends on its parts alone, on every machine."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest.digest(), "big") >> 1)

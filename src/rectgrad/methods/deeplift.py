@@ -1,4 +1,4 @@
-"""DeepLIFT."""
+"""DeepLIFT, from one baseline or from several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
 from rectgrad.engine.op import Rules, per_sample
 from rectgrad.engine.request import Request
-from rectgrad.methods.baseline import baselines, differences_times, with_rows
+from rectgrad.kernels.baseline import baselines, differences_times, each_baseline, with_rows
+from rectgrad.methods.averages import weighted_sum
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option
 
@@ -65,3 +66,28 @@ class DeepLift(Method):
 
     def repeated(self, k: int, inputs: Maps) -> Method:
         return replace(self, baseline=with_rows(self.baseline, inputs, lambda rows: torch.cat([rows] * k)))
+
+
+@dataclass(frozen=True)
+class DeepLiftShap(Method):
+    """The mean of DeepLIFT over several baselines, such as a sample of the training data.
+
+    baselines: a tensor (B, ...), the same for all samples; a tuple for several inputs. They must be given.
+    """
+
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    one_backward: ClassVar[bool] = False
+    title: ClassVar[str] = "DeepLIFT SHAP"
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        return self.baselines is not None
+
+    def rules(self) -> Rules:
+        return rules.deeplift_rules()
+
+    def raw(self, request: Request) -> Maps:
+        if self.baselines is None:
+            raise ValueError("DeepLiftShap needs baselines, a tensor (B, ...): baselines=images[:20]")
+        given = each_baseline(self.baselines, request.inputs)
+        return weighted_sum((1 / len(given), DeepLift(b).maps(request.at(request.inputs))) for b in given)

@@ -5,16 +5,22 @@ A method names the rules of its backward pass and what happens to the gradient t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from rectgrad.engine.backward import Plan
+from rectgrad.engine.points import Ask, Points
 from rectgrad.engine.request import Request
 from rectgrad.methods.options import check
 
 Maps = tuple[Tensor, ...]
+
+# Who is told how many inputs of a method with many passes are done, and of how many.
+progress: ContextVar[Callable[[int, int], None]] = ContextVar("progress", default=lambda done, count: None)
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class Method(Plan):
 
     one_backward: ClassVar[bool] = True  # a single backward pass makes the map
     runs_model: ClassVar[bool] = True
+    ready: ClassVar[bool] = True  # it needs no further option
     title: ClassVar[str] = ""  # what figures and tables call the method; the class name if it is empty
 
     def __post_init__(self) -> None:
@@ -50,6 +57,13 @@ class Method(Plan):
     def repeated(self, k: int, inputs: Maps) -> Method | None:
         """The method for k copies of the samples, one after the other; None if it cannot tell them apart."""
         return self if type(self).rows is Method.rows else None
+
+    def at_points(self, ask: Ask, request: Request, points: Iterator[Maps], count: int) -> Iterator[Maps]:
+        """`ask(self, ...)` about a request at each of `count` points."""
+        tell = progress.get()
+        for done, maps in enumerate(Points(ask, self, request).each(points, count), 1):
+            tell(done, count)
+            yield maps
 
 
 def times(raw: Maps, inputs: Maps) -> Maps:

@@ -26,6 +26,11 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def offered(method: Any) -> list[Field[Any]]:
+    """The fields whose values people can type: tensors are given in Python alone."""
+    return [each for each in fields(method) if "Tensor" not in _declared(each)]
+
+
 def help_of(method: Any, name: str) -> str:
     return _field(method, name).metadata.get("help", "")
 

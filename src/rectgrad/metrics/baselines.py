@@ -1,7 +1,6 @@
 """Replacement values for removed pixels: a number, an image, the mean colour or a blurred copy."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rectgrad.metrics.checks import real
@@ -30,18 +29,21 @@ def mean(inputs: Tensor) -> Tensor:
     return inputs.mean((-2, -1), keepdim=True).expand(inputs.shape)
 
 
-def blur(inputs: Tensor) -> Tensor:
-    """Gaussian blur with a standard deviation of 5 % of the shorter side; border pixels are repeated."""
-    height, width = inputs.shape[-2:]
-    sigma = BLUR * min(height, width)
+def blur(inputs: Tensor, share: float = BLUR, dims: int = 2) -> Tensor:
+    """Gaussian blur of the last dimensions. The standard deviation is a share of the shortest of them; border
+    values are repeated."""
+    first = inputs.dim() - dims
+    sigma = share * min(inputs.shape[first:], default=0)
     radius = max(round(3 * sigma), 1)
-    at = torch.arange(-radius, radius + 1, dtype=inputs.dtype, device=inputs.device)
-    weights = torch.exp(-0.5 * (at / sigma) ** 2)
-    weights = weights / weights.sum()
-    planes = inputs.reshape(-1, 1, height, width)
-    padded = F.pad(planes, (radius,) * 4, mode="replicate")
-    blurred = F.conv2d(F.conv2d(padded, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1))
-    return blurred.reshape(inputs.shape)
+    offsets = torch.arange(-radius, radius + 1, device="cpu")
+    weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
+    for dim in range(first, inputs.dim()):
+        side = inputs.shape[dim]
+        near = (torch.arange(side, device="cpu")[:, None] + offsets).clamp(0, side - 1)
+        matrix = torch.zeros(side, side, dtype=torch.double, device="cpu")
+        matrix.scatter_add_(1, near, (weights / weights.sum()).expand(side, -1))
+        inputs = (inputs.movedim(dim, -1) @ matrix.T.to(inputs)).movedim(-1, dim)
+    return inputs.contiguous()
 
 
 _NAMED = {"blur": blur, "mean": mean}

@@ -39,6 +39,28 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
     return tuple(r * (x.detach() - b) for r, x, b in zip(raw, inputs, x0, strict=True))
 
 
+def each_baseline(values: Any, inputs: Tensors) -> list[Tensors]:
+    """Several baselines, one by one: each as one tensor for each input, of its shape."""
+    given = values if isinstance(values, tuple) else (values,)
+    for b, x in zip(given, inputs, strict=False):
+        if not isinstance(b, Tensor) or b.dim() != x.dim() or not 0 < len(b) == len(given[0]):
+            wanted = f"a tensor (B, {', '.join(map(str, x.shape[1:]))}) with a baseline in each row"
+            raise ValueError(
+                f"baselines must be {wanted}, not {tuple(b.shape) if isinstance(b, Tensor) else b!r}"
+            )
+    return [baselines(row, inputs) for row in zip(*given, strict=True)]
+
+
+def positions(x: Tensor) -> torch.Size:
+    """The sides of a sample, without its channels: dimension 1 of inputs with more than two."""
+    return x.shape[2:] if x.dim() > 2 else x.shape[1:]
+
+
+def column(values: Tensor, x: Tensor) -> Tensor:
+    """One number for each sample, shaped to broadcast."""
+    return values.reshape(-1, *(1,) * (x.dim() - 1))
+
+
 def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]) -> Any:
     """The baseline with other rows, if it has one for each sample."""
     if isinstance(baseline, tuple):

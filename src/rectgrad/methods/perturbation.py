@@ -1,0 +1,134 @@
+"""Methods that hide parts of the input and look at the score: Occlusion and RISE. They need no gradient.
+
+A part is hidden in all channels: dimension 1, where an input has more than two. Of several input tensors one
+is changed at a time. A map has one value for each position, divided equally among the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, product, tee
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rectgrad.engine.bridge import BridgedPass, BridgeRecorder
+from rectgrad.engine.op import wide
+from rectgrad.engine.request import Request
+from rectgrad.kernels.baseline import baselines, column, positions, with_rows
+from rectgrad.kernels.draws import generator_of, random_masks
+from rectgrad.methods.method import Maps, Method
+from rectgrad.methods.options import check_baseline, option, wrong_option
+
+
+@dataclass(frozen=True)
+class Perturbation(Method):
+    """What hiding parts of the input does to the score."""
+
+    one_backward: ClassVar[bool] = False
+
+    def raw(self, request: Request) -> Maps:
+        maps = []
+        for k, x in enumerate(request.inputs):
+            total = torch.zeros_like(wide(x[:, :1] if x.dim() > 2 else x), requires_grad=False)
+            values = self._values(request, k, total) / (x.numel() // total.numel())
+            maps.append(torch.empty_like(x, requires_grad=False).copy_(values))
+        if not all(bool(m.isfinite().all()) for m in maps):
+            Method().raw(request.at(request.inputs))  # names the layer, if the whole input shows it
+            raise ValueError("the score of a partly hidden input is NaN or infinite, or their sum overflows")
+        return tuple(maps)
+
+    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
+        """One value for each position of the k-th input. total: zeros of that shape."""
+        raise NotImplementedError
+
+
+def scores(request: Request, k: int, changed: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    """The score of the inputs, then those with `count` other values of the k-th input."""
+    inputs, x = request.inputs, request.inputs[k]
+    like = wide(x[:0])
+    points = ((*inputs[:k], each, *inputs[k + 1 :]) for each in chain([x], changed))
+    found = Method().at_points(forward, request, points, count + 1)
+    return (column(score.to(like), x) for (score,) in found)
+
+
+def forward(_: Any, request: Request) -> Maps:
+    """One score for each sample, by a forward pass that records nothing and builds no graph."""
+    passed = BridgedPass(request, BridgeRecorder((), transparent=True), differentiable=False)
+    outputs = getattr(passed.outputs, "logits", passed.outputs)
+    request.last, request.answer = passed, outputs if isinstance(outputs, Tensor) else None
+    return (passed.scores(request.resolved()),)
+
+
+def replaced(x: Tensor, window: Any, values: Tensor) -> Tensor:
+    y = x.clone()
+    y[window] = values
+    return y
+
+
+@dataclass(frozen=True)
+class Occlusion(Perturbation):
+    """How far the score falls when a window that slides over the input is replaced.
+
+    At each position the mean of score(x) - score(x with the window replaced) over the windows that cover it.
+    baseline: what replaces the window, a number or a tensor (a tuple for several inputs).
+    """
+
+    window: int | None = option(None, "Side of the window; default: an eighth of each side.", low=1)
+    stride: int | None = option(None, "Step of the window; default: half the window.", low=1)
+    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    title: ClassVar[str] = "occlusion"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_baseline(self)
+
+    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
+        x, b = request.inputs[k].detach(), baselines(self.baseline, request.inputs)[k]
+        windows, covered = list(product([...], *map(self._slices, positions(x)))), torch.zeros_like(total)
+        found = scores(request, k, (replaced(x, window, b[window]) for window in windows), len(windows))
+        clean = next(found)
+        for window, score in zip(windows, found, strict=True):
+            total[window] += clean - score
+            covered[window] += 1
+        return total / covered
+
+    def _slices(self, side: int) -> list[slice]:
+        """Where a window is along one side; the last one may be cut off."""
+        window = min(self.window or max(side // 8, 1), side)
+        stride = self.stride or max(window // 2, 1)
+        if window < min(side, stride):
+            raise wrong_option(self, "stride", ValueError, f"at most the window, {window}")
+        return [slice(i, i + window) for i in range(0, side - window + stride, stride)]
+
+    def rows(self, start: int, stop: int, inputs: Maps) -> Method:
+        return replace(self, baseline=with_rows(self.baseline, inputs, lambda rows: rows[start:stop]))
+
+
+@dataclass(frozen=True)
+class RISE(Perturbation):
+    """The mean of random masks, weighted by the score of the input that each of them leaves.
+
+    Petsiuk et al. 2018: sum over i of (s_i - mean of s) * m_i / (keep * masks), s_i = score(x * m_i). Without
+    the mean, which the paper's probabilities hardly need, the map is that of a logit's offset. A mask is a
+    grid of cells, each visible with probability `keep`, upsampled linearly and shifted at random.
+    """
+
+    masks: int = option(4000, "Number of random masks; default: 4000.", low=1)
+    cells: int = option(7, "Cells of a mask along each side; default: 7.", low=1)
+    keep: float = option(0.5, "Probability that a cell is visible; default: 0.5.", low=0.01, high=1)
+    seed: int = option(0, "Seed of the random numbers.")
+
+    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
+        x, random = request.inputs[k].detach(), generator_of(str(self.seed).encode())
+        masks, again = tee(random_masks(positions(x), self.masks, self.cells, self.keep, random, total))
+        found = scores(request, k, (x * mask.to(x.dtype) for mask in masks), self.masks)
+        clean, covered = next(found), torch.zeros_like(total[:1])
+        mean = torch.zeros_like(clean)
+        for mask, score in zip(again, found, strict=True):
+            total += (score - clean) * mask
+            covered += mask
+            mean += (score - clean) / self.masks
+        return (total - mean * covered) / (self.keep * self.masks)
