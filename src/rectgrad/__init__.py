@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
+    from rectgrad.methods import GradCAM as GradCAM
     from rectgrad.methods import GradientXInput as GradientXInput
     from rectgrad.methods import GuidedBackprop as GuidedBackprop
+    from rectgrad.methods import GuidedGradCAM as GuidedGradCAM
     from rectgrad.methods import IntegratedGradients as IntegratedGradients
     from rectgrad.methods import RandomMap as RandomMap
     from rectgrad.methods import RectGrad as RectGrad
@@ -50,8 +52,10 @@ _HOME = {
         "Deconv",
         "DeepLift",
         "EpsilonLRP",
+        "GradCAM",
         "GradientXInput",
         "GuidedBackprop",
+        "GuidedGradCAM",
         "IntegratedGradients",
         "RandomMap",
         "RectGrad",

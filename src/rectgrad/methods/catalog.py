@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rectgrad.methods.averages import IntegratedGradients, SmoothGrad
+from rectgrad.methods.cam import GradCAM, GuidedGradCAM
 from rectgrad.methods.control import RandomMap
 from rectgrad.methods.deeplift import DeepLift
 from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
@@ -25,6 +26,8 @@ METHODS: dict[str, Method] = {
     "integrated_gradients": IntegratedGradients(),
     "epsilon_lrp": EpsilonLRP(),
     "deeplift": DeepLift(),
+    "gradcam": GradCAM(),
+    "guided_gradcam": GuidedGradCAM(),
     "random": RandomMap(),
 }
 
