@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import rectgrad
+from needs import ANY_NETWORK
 from networks import NETWORKS
 
 
@@ -138,7 +139,7 @@ def test_two_functions_around_one_module_in_threads():
     assert model.count.item() == 0
 
 
-@pytest.mark.parametrize("method", rectgrad.METHODS)
+@pytest.mark.parametrize("method", ANY_NETWORK)
 def test_inputs_of_one_number_a_sample(method):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(1, 60), nn.ReLU(), nn.Linear(60, 3)).eval()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from needs import ANY_NETWORK
 from passes import by_bridge
 from refusals import FEW, INF, NAN, net, points, seeded
 
@@ -26,7 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("name", rectgrad.METHODS)
+@pytest.mark.parametrize("name", ANY_NETWORK)
 def test_an_input_that_is_not_finite(name: str, value: float) -> None:
     x = points()
     x[1, 2] = value
@@ -37,7 +38,7 @@ def test_an_input_that_is_not_finite(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("layer", ["a", "b", "c"])
-@pytest.mark.parametrize("name", [n for n in rectgrad.METHODS if n != "random"])
+@pytest.mark.parametrize("name", [n for n in ANY_NETWORK if n != "random"])
 def test_a_weight_that_is_not_finite_names_the_first_layer(name: str, layer: str, value: float) -> None:
     model = net(F.relu)
     with torch.no_grad():
@@ -58,14 +59,14 @@ class Root(nn.Module):
 
 
 # DeepLIFT's multiplier of a square root is finite everywhere.
-@pytest.mark.parametrize("name", [n for n in rectgrad.METHODS if n not in ("random", "deeplift")])
+@pytest.mark.parametrize("name", [n for n in ANY_NETWORK if n not in ("random", "deeplift")])
 @pytest.mark.parametrize("ask", [rectgrad.attribute, by_bridge])
 def test_a_gradient_that_is_not_finite_behind_a_mask(ask: Callable, name: str) -> None:
     with pytest.raises(ValueError, match=r"gradient arriving at layer 'gate'.*contains an infinity"):
         ask(seeded(lambda: Root().eval()), points(), name, 0, **FEW.get(name, {}))
 
 
-@pytest.mark.parametrize("name", [n for n in rectgrad.METHODS if n not in ("random", "smoothgrad")])
+@pytest.mark.parametrize("name", [n for n in ANY_NETWORK if n not in ("random", "smoothgrad")])
 def test_large_finite_numbers_are_no_error(name: str) -> None:
     """Their sum overflows, they do not."""
     model, x = nn.Sequential(nn.ReLU(), nn.Flatten()).eval(), 3e38 * torch.ones(1, 6)

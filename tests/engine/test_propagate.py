@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import rectgrad
+from needs import possible
 from networks import NETWORKS
 from passes import by_bridge
 from rectgrad import ops
@@ -127,7 +128,8 @@ ONE_PASS = [name for name, method in rectgrad.METHODS.items() if method.one_back
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_record_gives_the_maps_of_attribute_and_runs_the_model_once(name):
     model, inputs = NETWORKS[name](2)
-    expected = {method: rectgrad.attribute(model, inputs, method) for method in rectgrad.METHODS}
+    methods = [method for method in rectgrad.METHODS if possible(method, name)]
+    expected = {method: rectgrad.attribute(model, inputs, method) for method in methods}
     runs = []
 
     def counted(*args):
@@ -140,7 +142,7 @@ def test_a_record_gives_the_maps_of_attribute_and_runs_the_model_once(name):
         outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     assert torch.allclose(kept.outputs, outputs, rtol=1e-12)
     assert not kept.outputs.requires_grad
-    for method in ONE_PASS:
+    for method in set(ONE_PASS) & set(methods):
         assert_close(kept.attribute(method), expected[method])
     assert name == "folded" or len(runs) == before <= 2  # the second: one sample alone, to tell sizes apart
     assert_close(kept.attribute("deeplift"), expected["deeplift"])

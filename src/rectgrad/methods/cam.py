@@ -74,8 +74,8 @@ class GuidedGradCAM(Method):
         if request.replay is not None:
             raise unsupported("capture", f"guided Grad-CAM over {type(self.over).__name__}, not one pass")
         # What is recorded for an average has nothing for the class layer.
-        alone = request if self.one_backward else request.at(request.inputs)
-        cams = GradCAM(self.layer, self.variant).maps(alone)
+        alone = replace(request, observe=None) if self.one_backward else request.at(request.inputs)
+        cams, request.target = GradCAM(self.layer, self.variant).maps(alone), alone.target
         marked = [op for op in alone.last.ops if op.rule != "plain"] if alone.last is not None else []
         maps = self.over.maps(request)
         for op in marked:
