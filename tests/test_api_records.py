@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import rectgrad
-from every_method import EVERY, QUICK
+from every_method import ANY_NETWORK, QUICK
 from networks import NETWORKS
 
 
@@ -139,7 +139,7 @@ def test_two_functions_around_one_module_in_threads():
     assert model.count.item() == 0
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", ANY_NETWORK)
 def test_inputs_of_one_number_a_sample(method):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(1, 60), nn.ReLU(), nn.Linear(60, 3)).eval()

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from rectgrad.methods import DeepLiftShap as DeepLiftShap
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
     from rectgrad.methods import ExpectedGradients as ExpectedGradients
+    from rectgrad.methods import GradCAM as GradCAM
     from rectgrad.methods import GradientXInput as GradientXInput
     from rectgrad.methods import GuidedBackprop as GuidedBackprop
+    from rectgrad.methods import GuidedGradCAM as GuidedGradCAM
     from rectgrad.methods import IntegratedGradients as IntegratedGradients
     from rectgrad.methods import Occlusion as Occlusion
     from rectgrad.methods import RandomMap as RandomMap
@@ -56,8 +58,10 @@ _HOME = {
         "DeepLiftShap",
         "EpsilonLRP",
         "ExpectedGradients",
+        "GradCAM",
         "GradientXInput",
         "GuidedBackprop",
+        "GuidedGradCAM",
         "IntegratedGradients",
         "Occlusion",
         "RISE",

@@ -7,6 +7,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -132,7 +133,7 @@ class Record(Generic[Inputs]):
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         asked = chosen(method, options)
         assert self._only is None or asked == self._only
-        whole = self._request.asking(target)
+        whole = replace(self._request, target=target)
 
         def maps() -> Maps:
             _refuse(whole, asked)
@@ -145,8 +146,7 @@ class Record(Generic[Inputs]):
     def _part(self, part: Request, whole: Request, method: Method) -> Maps:
         start, stop = part.offset, part.offset + part.n
         target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
-        asked = part.asking(target)
-        asked.region = whole.region
+        asked = replace(part, target=target, region=whole.region)
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
         return maps

@@ -456,7 +456,7 @@ def test_a_stopped_run_keeps_what_was_finished(run, monkeypatch):
 
 ERRORS = {
     "no such model": (["--model", "alexnet"], "unknown model 'alexnet'; bench models are efficientnet_lite0"),
-    "no such method": (["--method", "gradcam"], "unknown method 'gradcam'; methods are rectgrad"),
+    "no such method": (["--method", "scorecam"], "unknown method 'scorecam'; methods are rectgrad"),
     "too small": (["--model", "inception_v4", "--pixels", "64"], "at least 75 for inception_v4, not 64"),
     "no whole patches": (
         ["--model", "vit_b_16", "--pixels", "100"],

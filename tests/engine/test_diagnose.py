@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
-from every_method import BACKWARD, EVERY, RUNNING
+from every_method import ANY_NETWORK, BACKWARD, RUNNING
 from passes import by_bridge
 from refusals import FEW, INF, NAN, net, points, seeded
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ANY_NETWORK)
 def test_an_input_that_is_not_finite(name: str, value: float) -> None:
     x = points()
     x[1, 2] = value

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rectgrad
-from every_method import EVERY, QUICK
+from every_method import EVERY, QUICK, possible
 from networks import NETWORKS
 from passes import by_bridge
 from rectgrad import ops
@@ -128,8 +128,9 @@ ONE_PASS = [name for name, method in rectgrad.METHODS.items() if method.one_back
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_record_gives_the_maps_of_attribute_and_runs_the_model_once(name):
     model, inputs = NETWORKS[name](2)
+    methods = [method for method in EVERY if possible(method, name)]
     expected = {
-        method: rectgrad.attribute(model, inputs, method, **QUICK.get(method, {})) for method in EVERY
+        method: rectgrad.attribute(model, inputs, method, **QUICK.get(method, {})) for method in methods
     }
     runs = []
 
@@ -143,7 +144,7 @@ def test_a_record_gives_the_maps_of_attribute_and_runs_the_model_once(name):
         outputs = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     assert torch.allclose(kept.outputs, outputs, rtol=1e-12)
     assert not kept.outputs.requires_grad
-    for method in ONE_PASS:
+    for method in set(ONE_PASS) & set(methods):
         assert_close(kept.attribute(method), expected[method])
     assert name == "folded" or len(runs) == before <= 2  # the second: one sample alone, to tell sizes apart
     assert_close(kept.attribute("deeplift"), expected["deeplift"])

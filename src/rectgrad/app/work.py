@@ -26,8 +26,8 @@ class Stopped(BaseException):
 
 
 class Task:
-    """A computation, shared by all requests for it. `done` counts the inputs evaluated so far; `total` is their
-    number, once it is known."""
+    """A computation, shared by all requests for it. `done` counts the inputs evaluated so far; `total` is
+    their number, once it is known."""
 
     def __init__(self, key: Hashable) -> None:
         self.key, self.waiting, self.done = key, 0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Maps = tuple[Tensor, ...]
 Inputs = TypeVar("Inputs", bound=Tensor | Maps)  # a tuple of inputs gives a tuple of maps
-Observe = Callable[[Op, Tensor], None] | None
+Observe = Callable[[Op, Tensor], Any] | None  # a true answer ends the walk, but not autograd's backward pass
 OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
 
 
@@ -39,9 +40,14 @@ class Plan:
     decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
     facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
     per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
+    everything: ClassVar[bool] = False  # its pass keeps every op, with the names of layers
 
     def rules(self) -> Rules:
         return {}
+
+    def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
+        """What a backward pass of a request gives, one tensor for each input."""
+        return passed.backward(self, scores, request.passed is None, request.observe)
 
 
 class Pass:
@@ -51,6 +57,9 @@ class Pass:
     outputs: Any
     length: Any  # of the record, without what a callable target adds
     differentiable = True  # else a forward pass alone, which keeps no activation
+    scores: Callable[[targets.Scores], Tensor]  # what is explained, one number for each sample
+    _find_facts: Callable[[Plan, Tensor, bool], None]  # for the rules, and for who sees every gradient (True)
+    _gradients: Callable[[Tensor], Sequence[Tensor | None]]  # what arrives at the inputs
 
     def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])
@@ -83,10 +92,6 @@ class Pass:
         """After the map, or an error."""
         self.recorder.suspended = True
 
-    def scores(self, target: targets.Scores) -> Tensor:
-        """What is explained, one number for each sample."""
-        raise NotImplementedError
-
     def _target_scores(self, target: targets.Scores) -> Tensor:
         """A callable target is part of what is explained: its steps follow the rules too."""
         scores = under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
@@ -100,7 +105,7 @@ class Pass:
         state = self.state
         with no_inference_mode():
             for op in self.ops:
-                op.facts = NO_FACTS
+                op.facts, op.rule = NO_FACTS, "plain"
             state.rules = as_rules(method.rules(), without)
             state.once, state.observe, state.ran, state.sums = once, observe, set(), []
             try:
@@ -116,14 +121,6 @@ class Pass:
             torch.zeros_like(x) if R is None else R.detach().to(x)
             for R, x in zip(grads, self._inputs, strict=True)
         )
-
-    def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
-        """The facts that the rules ask for. observed: somebody sees the gradient at every activation."""
-        raise NotImplementedError
-
-    def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
-        """What arrives at the inputs."""
-        raise NotImplementedError
 
     def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
         """What an error of torch means here; the error itself if it means nothing special."""
@@ -204,8 +201,8 @@ class RecordedPass(Pass):
                     arrived[i] = None
                     if op.versions and op.overwritten():
                         raise RuntimeError(f"a value that {op.name} needs was {OVERWRITTEN}")
-                    if observe is not None:
-                        observe(op, dense(R))
+                    if observe is not None and observe(op, dense(R)):
+                        break
                     ruled = op.family in rules or op.family in ops.RECTIFIERS
                     grads = op.backward(R) if ruled else op.vjp(R)
                     for source, grad in zip(op.sources, grads, strict=True):
@@ -253,10 +250,9 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
 
 def _can_be_recorded(request: Request) -> bool:
     """As far as is known before the pass."""
-    if request.region is None or request.region.trains or _is_bridged(request.model):
-        return False
+    cannot = request.region is None or request.region.trains or _is_bridged(request.model)
     modes = torch_private.transform_active() or torch_private.dispatch_modes() or foreign_modes()
-    if modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
+    if cannot or modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
         return False
     return all(type(x) is Tensor and x.layout is torch.strided for x in request.inputs)
 
@@ -278,13 +274,10 @@ _bridged: dict[int, weakref.ref[Any]] = {}
 
 def remember_bridged(model: Any) -> None:
     """A model known to need the bridge goes there at once: a failed recording costs time."""
-    for key, ref in list(_bridged.items()):
-        if ref() is None:
-            _bridged.pop(key, None)
-    try:
+    for key in [key for key, ref in list(_bridged.items()) if ref() is None]:
+        _bridged.pop(key, None)
+    with contextlib.suppress(TypeError):  # not every callable can be referenced weakly
         _bridged[id(model)] = weakref.ref(model)
-    except TypeError:  # not every callable can be referenced weakly
-        return
 
 
 def _is_bridged(model: Any) -> bool:

@@ -26,7 +26,7 @@ from rectgrad.engine.facts import Graph, find_facts, walk
 from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, no_autocast, storage_id
 from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
-from rectgrad.engine.trace import Row, Trace, calling_function, calling_module
+from rectgrad.engine.trace import Row, Trace, calling_function, calling_modules
 from rectgrad.kernels.sparse import dense
 from rectgrad.ops.arguments import Slot, fill, out_of_place, with_own_statistics
 from rectgrad.ops.composite import composite, decompositions
@@ -213,8 +213,7 @@ class BridgeRecorder(ForwardMode):
             if usual and not self._whole() and not torch_private.autocast_active():
                 op.linear = linear_op(op, data[0])
             wanted = wanted or op.linear is not None
-        if op.family == "conv":
-            op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
+        op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
         return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
     def _whole(self) -> bool:
@@ -226,7 +225,7 @@ class BridgeRecorder(ForwardMode):
             result = Bridge.apply(op, self._whole(), *data)
         if type(result) is tuple:
             result = op.result_type(result)
-        op.index, op.module = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
+        op.index, op.modules = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
         self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
         return result
 
@@ -235,10 +234,10 @@ class BridgeRecorder(ForwardMode):
         op.args, op.kwargs = map_tensors(own, (op.args, op.kwargs))
 
     def _enter(self, name: str, family: str | None, shape: Any, data: list[Tensor], op: Any = None) -> Any:
-        """Add a row to the trace; returns the calling module."""
-        module = calling_module(__file__) if self.named else None
-        self.trace.rows.append(Row(name, module, shape, family, len(data), data[0].shape, op))
-        return module
+        """Add a row to the trace; returns the calling modules."""
+        modules = calling_modules(__file__) if self.named else ()
+        self.trace.rows.append(Row(name, modules, shape, family, len(data), data[0].shape, op))
+        return modules
 
     def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """A call without a rule: autograd's own."""

@@ -77,7 +77,7 @@ class Capture(Generic[Inputs]):
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         inner = method
-        while hasattr(inner, "over"):  # an average replays the inner method's graph at every point
+        while hasattr(inner, "over") and not inner.one_backward:  # averages replay the inner graph
             inner = inner.over
         if request.inputs[0].is_cuda and inner.one_backward and request.n:
             self._graph = self._captured(request, inner)

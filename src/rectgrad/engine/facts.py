@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rectgrad.ops import RECTIFIERS
+from rectgrad.ops.samples import TURNING
 from rectgrad.ops.table import CHANGES_SHAPE, CHANNELS_LAST, CHANNELS_SECOND
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Facts:
     last: bool = False  # a rectified activation without another one between it and the score
     folded: bool = False  # a linear layer whose only reader adds a bias or is a batch norm
     constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
-    channels_last: bool = False  # the layer that made the activation keeps its channels last
+    channels_last: bool = False  # the layer that made the tensor keeps its channels last
 
 
 NO_FACTS = Facts()  # of every op until something is known about it
@@ -141,12 +143,22 @@ def _find_folded(graph: Graph) -> None:
 
 
 def _find_channels(graph: Graph) -> None:
-    """An activation's channels are where the nearest layer before it keeps them."""
-    for node, op in graph.ops.items():
-        if op.family in RECTIFIERS:
-            kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
-            known = (kind in CHANNELS_LAST for kind in kinds if kind in CHANNELS_LAST | CHANNELS_SECOND)
-            facts_of(op).channels_last = next(known, False)
+    """A tensor's channels are where the nearest layer keeps them, unless they have changed places since."""
+    for start, op in graph.ops.items():
+        moved = {start: False}
+        for node in walk([start], graph.below.__getitem__):
+            kind, made = graph.kind(node), graph.ops.get(node)
+            if kind in CHANNELS_LAST | CHANNELS_SECOND:
+                last = kind in CHANNELS_LAST or (made is not None and len(made.shape) == 2)
+                facts_of(op).channels_last = last ^ moved[node]
+                break
+            for each in graph.below[node]:
+                moved.setdefault(each, moved[node] ^ (kind in TURNING and _moves_last(made)))
+
+
+def _moves_last(op: Op | None) -> bool:
+    """Whether the last dimension is another one after a transposition; so it is taken to be if unknown."""
+    return op is None or op.call(torch.empty(op.input_shapes[0], device="meta")).stride(-1) != 1
 
 
 _FINDERS = {"gate": _find_gates, "last": _find_last, "folded": _find_folded, "channels": _find_channels}

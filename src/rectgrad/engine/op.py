@@ -97,7 +97,7 @@ class Op:
     data_count = 1  # of `inputs`, also where they are not kept
     sources: tuple[Op, ...] = ()
     index = 0  # its position in the recorder's list
-    module: Any = None
+    modules: tuple[Any, ...] = ()  # whose methods were running, the innermost first
     rule = "plain"  # name of the rule that ran here last
     path: str | None = None  # how the gradient of a linear op was computed last: sparse or dense
     reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
@@ -118,8 +118,7 @@ class Op:
 
     def __init__(self, spec: ops.Spec, family: str, args: tuple, kwargs: dict, state: State) -> None:
         self.spec, self.family, self.name = spec, family, spec.name
-        self.args, self.kwargs = args, kwargs
-        self.state = state
+        self.args, self.kwargs, self.state = args, kwargs, state
 
     @property
     def output(self) -> Tensor:
@@ -181,7 +180,7 @@ class Op:
             self.rule = "plain"
             if self.family in ops.RECTIFIERS:
                 state.report(dense(R))  # the zeros of its gradient may hide an infinity
-            return self._plain_gate(dense(R)) if self.facts.gate else self.vjp(R)
+            return self.relu6_gradient(dense(R)) if self.facts.gate else self.vjp(R)
         if not rule.takes_sparse:
             R = dense(R)
         if not rule.checks:
@@ -194,7 +193,7 @@ class Op:
             self._check(grads)
         return grads
 
-    def _plain_gate(self, R: Tensor) -> tuple[Tensor]:
+    def relu6_gradient(self, R: Tensor) -> tuple[Tensor]:
         """The ordinary gradient of a ReLU6, from its output: its input may not have been kept."""
         ceiling = self.argument("max_val", self.argument("max", 6.0))
         return (torch.where((self.output > 0) & (self.output < ceiling), R, 0),)
@@ -226,7 +225,7 @@ class Op:
         wanted = [tuple(shape) for shape in self.input_shapes]
         alike = all(shape in (None, wish) for shape, wish in zip(shapes, wanted, strict=False))
         if not alike or len(grads) != self.data_count or not any(g is not None for g in grads):
-            where = f"{self.name} in {type(self.module).__name__}" if self.module is not None else self.name
+            where = f"{self.name} in {type(self.modules[0]).__name__}" if self.modules else self.name
             raise ValueError(f"the rule {self.rule!r} returned {shapes} for inputs {wanted} of {where}")
 
 

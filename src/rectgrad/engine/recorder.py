@@ -27,7 +27,7 @@ from rectgrad.engine.facts import walk
 from rectgrad.engine.op import TABLE, Op, Rules, State, storage_id
 from rectgrad.engine.preserve import Keeper
 from rectgrad.engine.torch_private import autocast_active, dispatch_modes, set_grad_enabled, transform_active
-from rectgrad.engine.trace import Row, Trace, calling_module
+from rectgrad.engine.trace import Row, Trace, calling_modules
 from rectgrad.kernels.closed_forms import CLOSED_FORMS, Found, relu_gradient, to_both
 from rectgrad.kernels.linear_ops import LINEAR_OPS, LinearOp
 from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
@@ -163,7 +163,7 @@ class Recorder(ForwardMode):
 
     def trace(self, root: Any) -> Trace:
         rows = [
-            Row(op.name, op.module, tuple(op.shape), op.family, op.data_count, tuple(op.input_shapes[0]), op)
+            Row(op.name, op.modules, tuple(op.shape), op.family, op.data_count, tuple(op.input_shapes[0]), op)
             for op in self.ops
             if op.family != "input"
         ]
@@ -343,7 +343,7 @@ class Recorder(ForwardMode):
         if op.needed or op._output is not None:
             self._hold(op, op.held())
         if self.named:
-            op.module = calling_module(__file__)
+            op.modules = calling_modules(__file__)
         y.requires_grad_()
         op.version = y._version
         y._rectgrad = op  # type: ignore[attr-defined]

@@ -42,6 +42,7 @@ class Request:
     bridged: bool = False  # the recorder could not link this request
     suspicions: list[Tensor] | None = None  # in a capture: flags, instead of warnings and errors
     replay: Callable[[Maps, Tensor | None], tuple[Maps, Tensor]] | None = None  # a captured pass instead
+    memo: dict[str, int] = field(default_factory=dict)  # what a capture learns from the passes before it
     last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
     difference: Tensor | None = field(default=None, init=False)  # of the scores from those of a baseline
@@ -67,10 +68,6 @@ class Request:
         """The same question at several inputs in one pass: all samples of the first, then of the second."""
         k, inputs = len(points), tuple(torch.cat(tensors) for tensors in zip(*points, strict=True))
         return replace(self.at(points[0])._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
-
-    def asking(self, target: Any) -> Request:
-        """Another question about the same inputs, answered from the same pass."""
-        return replace(self, target=target)
 
     def watched(self, observe: Observe) -> Request:
         """The same question in fresh passes that record every op, to find a fault."""
@@ -122,7 +119,7 @@ class Request:
 
         method: the one that the pass is for; None to keep everything, for any. named: note each op's layer.
         """
-        everything = method is None or self.diagnosing or self.observe is not None
+        everything = method is None or method.everything or self.observe is not None
         named, name = named or everything, "rectgrad" if method is None else type(method).__name__
         rules, decompose = ({}, ANYTHING) if method is None else (as_rules(method.rules()), method.decompose)
         families = frozenset(rules) | ({"pad"} if "conv" in rules else set())
@@ -194,7 +191,7 @@ class Request:
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         self.last = passed
-        maps = passed.backward(method, scores, once=self.passed is None, observe=self.observe)
+        maps = method.result(self, passed, scores)
         if self.region is not None and maps[0].is_cuda and self.suspicions is None:
             self.region.settle()  # while the device is at work
         if not self.diagnosing:

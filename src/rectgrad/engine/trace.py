@@ -22,7 +22,7 @@ _SCREEN = 18  # rows of a table that is not shown whole
 
 class Row(NamedTuple):
     name: str
-    module: Any  # the innermost module running at the time, or None
+    modules: tuple[Any, ...]  # running at the time, the innermost first
     shape: tuple[int, ...]
     family: str | None
     inputs: int  # how many data tensors it takes
@@ -53,7 +53,7 @@ class Trace:
 
     def layers(self) -> list[str]:
         """A name for each row: its module's, with the op where the module holds more than one."""
-        names = module_names(self.root or _outermost(self.rows))
+        names = module_names(self.root or outermost(self.rows))
         labels = [_label(row, names) for row in self.rows]
         total, numbers = Counter(labels), {label: itertools.count(1) for label in labels}
         return [f"{each}#{next(numbers[each])}" if total[each] > 1 else each for each in labels]
@@ -103,17 +103,17 @@ def module_names(root: nn.Module | None) -> dict[int, str]:
 
 
 def _label(row: Row, names: dict[int, str]) -> str:
-    if row.module is None:
+    if not row.modules:
         return row.name
-    name = names.get(id(row.module), type(row.module).__name__)
-    if name and next(row.module.children(), None) is None:
+    name = names.get(id(row.modules[0]), type(row.modules[0]).__name__)
+    if name and next(row.modules[0].children(), None) is None:
         return name
     return f"{name}/{row.name}".lstrip("/")
 
 
-def _outermost(rows: list[Row]) -> nn.Module | None:
+def outermost(rows: list[Row]) -> nn.Module | None:
     """The module that holds all the others met, when there is one."""
-    met = {id(row.module): row.module for row in rows if row.module is not None}
+    met = {id(row.modules[0]): row.modules[0] for row in rows if row.modules}
     return next((each for each in met.values() if met.keys() <= set(map(id, each.modules()))), None)
 
 
@@ -123,14 +123,14 @@ def calling_function() -> str | None:
     return next((frame.f_locals["cls"].__name__ for frame, _ in frames if frame.f_code is _APPLY), None)
 
 
-def calling_module(engine: str = "") -> nn.Module | None:
-    """The innermost module whose method is running, `engine` being the file of frames to pass over."""
-    frame = sys._getframe(1)
+def calling_modules(engine: str = "") -> tuple[nn.Module, ...]:
+    """The modules whose methods are running, innermost first. engine: the file of frames to pass over."""
+    found, frame = [], sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_varnames[:1] == ("self",) and code.co_filename != engine:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
-                return owner
+                found.append(owner)
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return tuple(found)

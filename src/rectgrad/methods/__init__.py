@@ -3,6 +3,8 @@
 from rectgrad.methods.averages import ExpectedGradients as ExpectedGradients
 from rectgrad.methods.averages import IntegratedGradients as IntegratedGradients
 from rectgrad.methods.averages import SmoothGrad as SmoothGrad
+from rectgrad.methods.cam import GradCAM as GradCAM
+from rectgrad.methods.cam import GuidedGradCAM as GuidedGradCAM
 from rectgrad.methods.catalog import METHODS as METHODS
 from rectgrad.methods.control import RandomMap as RandomMap
 from rectgrad.methods.deeplift import DeepLift as DeepLift

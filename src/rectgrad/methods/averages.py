@@ -36,11 +36,6 @@ class Average(Method):
     over: Method = option(Saliency(), "Method that is averaged.")
     one_backward: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.over, Method):
-            raise wrong_option(self, "over", TypeError, "a method or its name")
-
     @property
     def uses_rules(self) -> bool:
         return self.over.uses_rules

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rectgrad.methods.averages import ExpectedGradients, IntegratedGradients, SmoothGrad
+from rectgrad.methods.cam import GradCAM, GuidedGradCAM
 from rectgrad.methods.control import RandomMap
 from rectgrad.methods.deeplift import DeepLift, DeepLiftShap
 from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
@@ -26,6 +27,8 @@ METHODS: dict[str, Method] = {
     "integrated_gradients": IntegratedGradients(),
     "epsilon_lrp": EpsilonLRP(),
     "deeplift": DeepLift(),
+    "gradcam": GradCAM(),
+    "guided_gradcam": GuidedGradCAM(),
     "random": RandomMap(),
     "expected_gradients": ExpectedGradients(),
     "deeplift_shap": DeepLiftShap(),

@@ -84,6 +84,8 @@ def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] 
         return TypeError, "True or False"
     if kind == "str" and choices and value not in choices:
         return ValueError, f"one of {', '.join(map(repr, choices))}"
+    if kind == "Method" and not hasattr(value, "maps"):
+        return TypeError, "a method or its name"
     if kind not in ("int", "float"):
         return None
     if isinstance(value, bool) or not isinstance(value, int if kind == "int" else (int, float)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 Shape = tuple[int, ...]
 
 _PICKING = frozenset("__getitem__ index_select masked_select take_along_dim gather".split())
-_MOVING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t einsum stack".split())
+TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t".split())
+_MOVING = TURNING | {"einsum", "stack"}
 
 
 def by_chance(name: str, source: Shape, shape: Shape, n: int) -> bool:

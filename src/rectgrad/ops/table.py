@@ -59,6 +59,7 @@ FAMILIES: dict[str, str] = {
     "attention": "scaled_dot_product_attention",
     "glu": "glu",
     "pad": "pad constant_pad_nd",
+    "cat": "cat concat concatenate",
 }
 
 # Linear in the input and without a shift: every method passes them by their plain gradient, exactly.

@@ -3,6 +3,8 @@
 A rule is a function (op, R) -> the gradient for each of op.inputs. Factories take the parameters.
 """
 
+from rectgrad.rules.class_layer import class_layer_rules as class_layer_rules
+from rectgrad.rules.class_layer import class_layers as class_layers
 from rectgrad.rules.padding import masked_padding as masked_padding
 from rectgrad.rules.pooling import proportional_pooling as proportional_pooling
 from rectgrad.rules.rectified import deconv as deconv

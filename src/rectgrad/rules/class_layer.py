@@ -1,0 +1,154 @@
+"""The class layer, at which Grad-CAM looks: the last activation that still has positions.
+
+It is the last recorded tensor that is the output of a rectified activation, or of the `cat` or `add` that
+joins such outputs (pooled or padded before, perhaps), has more than one position, and has a plain gradient of
+the score that is non-zero at more than one position. This is decided for each sample: a ViT whose score reads
+the class token alone has its class layer in an earlier block.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rectgrad import ops
+from rectgrad.engine.backward import OVERWRITTEN, Pass, Plan
+from rectgrad.engine.bridge import unsupported
+from rectgrad.engine.diagnose import first_wrong
+from rectgrad.engine.op import Op, Rule, Rules, first
+from rectgrad.engine.request import Request
+from rectgrad.engine.trace import outermost
+from rectgrad.kernels.closed_forms import relu_gradient
+from rectgrad.kernels.device import is_capturing
+from rectgrad.kernels.positions import Grids, Image
+from rectgrad.ops.arguments import Slot
+
+_NAME = "class layer"
+_JOINS = ("add", *ops.FAMILIES["cat"].split())
+_CARRIERS = ("max_pool", "avg_pool", "pad", "add", "cat")
+_READS = ("shapes", "output", "all")  # the least first
+_PLAIN = Rule(lambda op, R: op.vjp(R), "plain")
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ops.RECTIFIERS, _PLAIN),
+    **dict.fromkeys((*_CARRIERS, "div", "mul"), replace(_PLAIN, reads="shapes")),
+    "relu": Rule(lambda op, R: relu_gradient(R, op.output), "plain", reads="output"),
+    "relu6": Rule(lambda op, R: op.relu6_gradient(R), "plain", reads="output"),
+}
+
+
+def class_layer_rules(others: Rules | None = None) -> Rules:
+    """Plain gradients, for a pass that keeps what `class_layers` needs. others: the rules of a method that
+    shares the pass; they come back reading as much."""
+    others = others or {}
+    reads = {f: max(rule.reads, _RULES.get(f, rule).reads, key=_READS.index) for f, rule in others.items()}
+    return _RULES | {f: replace(rule, reads=reads[f]) for f, rule in others.items()}
+
+
+class ClassLayer(NamedTuple):
+    """Of some samples: its activation and the plain gradient of the score there, both (N, C, d1..dk)."""
+
+    op: Op
+    rows: Tensor  # the samples, (N,)
+    a: Tensor
+    R: Tensor
+
+
+def class_layers(
+    plan: Plan, request: Request, passed: Pass, scores: Tensor, layer: str | None = None, once: bool = False
+) -> list[ClassLayer]:
+    """The class layer of each sample, by a backward walk that stops there. plan: has `class_layer_rules` and
+    the fact "gate". layer: the name of a module, whose output is used instead. once: nothing else follows."""
+    asked = None if layer is None else _output_of(layer, passed)
+    wanted = _activations(passed.ops) if asked is None else {id(asked)}
+    settled = torch.zeros(passed.n, dtype=torch.bool, device=scores.device)
+    found, reached, done = list[ClassLayer](), None, False
+
+    def look(op: Op, R: Tensor) -> bool:
+        nonlocal settled, reached, done
+        if request.observe is not None:
+            request.observe(op, R)
+        image = _image_of(op, passed, request) if not done and id(op) in wanted else None
+        if image is None or op.facts.gate:
+            return done
+        arrives = (R.flatten(1) != 0).any(1).to(settled.device)
+        reached = arrives if reached is None else reached | arrives
+        several = (image(R) != 0).any(1).flatten(1).sum(1).to(settled.device) > 1
+        rows = ~settled & (several if asked is None else True)
+        settled, capturing = settled | rows, is_capturing(R.device)
+        if capturing or bool(rows.any()):
+            found.append(ClassLayer(op, rows, image(_activation(op)), image(R)))
+        # What is captured must not ask for values: it goes as far as the passes before it.
+        done = op.index <= request.memo.get(_NAME, op.index) if capturing else bool(settled.all())
+        return done
+
+    passed.backward(plan, scores, once, look)
+    for each in found:
+        each.op.rule, request.memo[_NAME] = _NAME, each.op.index
+    i = first_wrong(request, ~settled)
+    if i is not None and asked is not None:
+        shape = f"its output has shape {tuple(asked.shape)}"
+        raise ValueError(f"layer {layer!r} has no positions that the score depends on; {shape}")
+    if i is not None and (reached is None or bool(reached[i])):  # else its map is zero
+        shapes = [str(tuple(op.shape)) for op in passed.ops if op.family in ops.RECTIFIERS][-1:]
+        last = f"the last one has shape {shapes[0]}" if shapes else "there is no rectified one at all"
+        lack = "no activation with positions, (N, C, d1..dk), where the score's gradient reaches several"
+        raise unsupported(type(plan).__name__, f"{lack}; {last}")
+    return found
+
+
+def _activations(recorded: Iterable[Op]) -> set[int]:
+    """The rectified activations and what joins them, by id."""
+    found, carried = set[int](), set[int]()
+    for op in recorded:
+        rectified, joins = op.family in ops.RECTIFIERS, op.name in _JOINS and op.data_count > 1
+        carries = op.family in _CARRIERS and len(op.sources) == op.data_count
+        if rectified or (carries and carried.issuperset(map(id, op.sources))):
+            carried.add(id(op))
+            found |= {id(op)} if rectified or joins else set()
+    return found
+
+
+def _activation(op: Op) -> Tensor:
+    """An op's output. That of a `cat` or `add` need not be kept: its inputs' are."""
+    if op._output is None:
+        return first(op.call(*map(_activation, op.sources)))
+    if op.overwritten():
+        raise RuntimeError(f"the output of {op.name} was {OVERWRITTEN}")
+    return op.output
+
+
+def _output_of(name: str, passed: Pass) -> Op:
+    """The op that made the output of a module's last call: the last one that ran inside it."""
+    rows = passed.trace.rows
+    root = passed.trace.root or outermost(rows)
+    modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
+    if name not in modules:
+        near = ", ".join(difflib.get_close_matches(name, modules, 5, 0.3)) or "not found either"
+        raise ValueError(f"the model has no layer {name!r}; similar names are {near}")
+    inside = [row.op for row in rows if any(each is modules[name] for each in row.modules)]
+    if not inside or inside[-1] is None:
+        raise ValueError(f"layer {name!r} made no tensor that was recorded; name one before or after it")
+    return inside[-1]
+
+
+def _image_of(op: Op, passed: Pass, request: Request) -> Image | None:
+    """How to turn tensors of an op's shape into (N, C, d1..dk); None if they have no positions. Those are the
+    positions of an image that the pass shows: of the last one before the op, or of one after it."""
+    grids = Grids(passed.n, {x.dim() - 2 for x in request.inputs})
+    for row in passed.trace.rows:
+        grids.meet(row.name, row.family, row.source, row.shape)
+        if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
+            grids.join(_lengths(row.op))
+        grids.after |= row.op is op
+    return grids.image(op.shape, op.facts.channels_last)
+
+
+def _lengths(op: Op) -> Iterator[tuple[int, bool]]:
+    """How many tokens each part of a `cat` has, and whether it depends on the input."""
+    for part in op.spec.argument("tensors", op.args, op.kwargs):
+        yield (op.input_shapes[part][1], True) if type(part) is Slot else (part.shape[1], False)
