@@ -132,7 +132,7 @@ class BridgeRecorder(ForwardMode):
         if self.transparent:
             result = self._run(spec, func, args, kwargs)
             shape = () if getattr(result, "is_nested", True) else result.shape
-            self.trace.rows.append(Row(spec.name, None, shape, spec.family, 1))
+            self.trace.rows.append(Row(spec.name, (), shape, spec.family, 1))
             return result
         if self.refuses and torch_private.transform_active():
             raise Refused(TRANSFORM)
