@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from rectgrad.explanation import Explanation as Explanation
     from rectgrad.explanation import explain as explain
     from rectgrad.explanation import recommended as recommended
+    from rectgrad.methods import LRP as LRP
     from rectgrad.methods import METHODS as METHODS
+    from rectgrad.methods import AttnLRP as AttnLRP
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
+    from rectgrad.methods import ExcitationBackprop as ExcitationBackprop
     from rectgrad.methods import GradientXInput as GradientXInput
     from rectgrad.methods import GuidedBackprop as GuidedBackprop
     from rectgrad.methods import IntegratedGradients as IntegratedGradients
@@ -46,10 +49,13 @@ _HOME = {
     "engine.target": ("contrast",),
     "explanation": ("Explanation", "explain", "recommended"),
     "methods": (
+        "LRP",
         "METHODS",
+        "AttnLRP",
         "Deconv",
         "DeepLift",
         "EpsilonLRP",
+        "ExcitationBackprop",
         "GradientXInput",
         "GuidedBackprop",
         "IntegratedGradients",

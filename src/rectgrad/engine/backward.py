@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rectgrad import kernels, ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.facts import NO_FACTS, Graph, find_facts
+from rectgrad.engine.facts import NO_FACTS, Graph, Wanted, find_facts
 from rectgrad.engine.op import Op, Rules, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
@@ -37,7 +37,7 @@ class Plan:
     rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
     thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
     decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
-    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
+    facts: ClassVar[tuple[Wanted, ...]] = ()  # what its rules ask about an op's surroundings
     per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
 
     def rules(self) -> Rules:

@@ -27,8 +27,15 @@ class Facts:
 
     gate: bool = False  # a ReLU6 that is read once, by a division by six: a hard sigmoid, which squashes
     last: bool = False  # a rectified activation without another one between it and the score
-    folded: bool = False  # a linear layer whose only reader adds a bias or is a batch norm
+    folded: bool = False  # a linear step that is one with the bias or the batch norm beside it
     constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
+    before: tuple[Op, ...] = ()  # of a layer with weights: scales and shifts that it alone reads, nearest first
+    after: tuple[Op, ...] = ()  # of a layer: added biases and the batch norm, each the only reader
+    part_of: Op | None = None  # of those: their layer
+    first: bool = False  # a layer with no other one between it and the input
+    top: bool = False  # a layer with no other one between it and the score
+    positive: bool = False  # a layer whose input is not negative
+    rectified: bool = False  # a layer that only a ReLU reads
     channels_last: bool = False  # the layer that made the activation keeps its channels last
 
 
@@ -93,10 +100,10 @@ class Graph:
         return None
 
 
-def find_facts(graph: Graph, wanted: Iterable[str]) -> None:
-    """The facts that a method asks for, of the ops in a graph."""
+def find_facts(graph: Graph, wanted: Iterable[Wanted]) -> None:
+    """The facts that a method asks for, of the ops in a graph: by name, or by a function that finds them."""
     for each in wanted:
-        _FINDERS[each](graph)
+        (_FINDERS[each] if isinstance(each, str) else each)(graph)
 
 
 def _find_last(graph: Graph) -> None:
@@ -124,22 +131,6 @@ def _divides_by_six(op: Op) -> bool:
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
-def _find_folded(graph: Graph) -> None:
-    """Which inputs are constant, and which two steps are one linear map, as if the bias were the layer's own
-    or the norm folded into its weights. Data is what the input reaches without passing through a softmax."""
-    softmax = {node for node, op in graph.ops.items() if op.family == "softmax"}
-    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in softmax]))
-    for node, op in graph.ops.items():
-        if op.family in ("mul", "matmul", "div", "linear", "conv", "conv_transpose"):
-            facts_of(op).constant = tuple(each not in data for each in graph.below[node])
-        linear = op.family in ("conv", "conv_transpose", "linear", "matmul", "add")
-        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
-        reader = graph.only_reader(node) if linear and reads_one else None
-        if reader is not None:
-            adds_bias = reader.family == "add" and reader.data_count == 1
-            facts_of(op).folded = adds_bias or reader.family == "batch_norm"
-
-
 def _find_channels(graph: Graph) -> None:
     """An activation's channels are where the nearest layer before it keeps them."""
     for node, op in graph.ops.items():
@@ -149,4 +140,5 @@ def _find_channels(graph: Graph) -> None:
             facts_of(op).channels_last = next(known, False)
 
 
-_FINDERS = {"gate": _find_gates, "last": _find_last, "folded": _find_folded, "channels": _find_channels}
+Wanted = str | Callable[[Graph], None]
+_FINDERS = {"gate": _find_gates, "last": _find_last, "channels": _find_channels}

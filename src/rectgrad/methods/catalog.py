@@ -9,7 +9,7 @@ from rectgrad.methods.averages import IntegratedGradients, SmoothGrad
 from rectgrad.methods.control import RandomMap
 from rectgrad.methods.deeplift import DeepLift
 from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
-from rectgrad.methods.lrp import EpsilonLRP
+from rectgrad.methods.lrp import LRP, AttnLRP, EpsilonLRP, ExcitationBackprop
 from rectgrad.methods.method import Method
 from rectgrad.methods.rectgrad import RectGrad
 
@@ -24,6 +24,9 @@ METHODS: dict[str, Method] = {
     "smoothgrad": SmoothGrad(),
     "integrated_gradients": IntegratedGradients(),
     "epsilon_lrp": EpsilonLRP(),
+    "lrp": LRP(),
+    "attn_lrp": AttnLRP(),
+    "excitation_backprop": ExcitationBackprop(),
     "deeplift": DeepLift(),
     "random": RandomMap(),
 }
