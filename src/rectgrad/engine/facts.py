@@ -29,8 +29,10 @@ class Facts:
     last: bool = False  # a rectified activation without another one between it and the score
     folded: bool = False  # a linear step that is one with the bias or the batch norm beside it
     constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
-    before: tuple[Op, ...] = ()  # of a layer with weights: scales and shifts that it alone reads, nearest first
-    after: tuple[Op, ...] = ()  # of a layer: added biases and the batch norm, each the only reader
+    weight: Tensor | None = None  # of a product of data and one weight, which is a layer
+    convolves: bool = False  # a layer that is a convolution
+    before: tuple[Op, ...] = ()  # a layer's: scales and shifts that it alone reads, the nearest first
+    after: tuple[Op, ...] = ()  # a layer's: added biases and the batch norm, each the only reader
     part_of: Op | None = None  # of those: their layer
     first: bool = False  # a layer with no other one between it and the input
     top: bool = False  # a layer with no other one between it and the score
@@ -100,20 +102,17 @@ class Graph:
         return None
 
 
-def find_facts(graph: Graph, wanted: Iterable[Wanted]) -> None:
-    """The facts that a method asks for, of the ops in a graph: by name, or by a function that finds them."""
-    for each in wanted:
-        (_FINDERS[each] if isinstance(each, str) else each)(graph)
+Finder = Callable[[Any], None]  # fills in facts of the ops in a graph
 
 
-def _find_last(graph: Graph) -> None:
+def find_last(graph: Graph) -> None:
     rectified = {node for node, op in graph.ops.items() if op.family in RECTIFIERS}
     for node in walk([graph.root], lambda node: () if node in rectified else graph.below[node]):
         if node in rectified:
             facts_of(graph.ops[node]).last = True
 
 
-def _find_gates(graph: Graph) -> None:
+def find_gates(graph: Graph) -> None:
     for node, op in graph.ops.items():
         readers = graph.readers[node]
         if op.family == "relu6" and len(readers) == 1 and readers[0] in graph.ops:
@@ -131,14 +130,10 @@ def _divides_by_six(op: Op) -> bool:
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
-def _find_channels(graph: Graph) -> None:
+def find_channels(graph: Graph) -> None:
     """An activation's channels are where the nearest layer before it keeps them."""
     for node, op in graph.ops.items():
         if op.family in RECTIFIERS:
             kinds = map(graph.kind, walk(graph.below[node], graph.below.__getitem__))
             known = (kind in CHANNELS_LAST for kind in kinds if kind in CHANNELS_LAST | CHANNELS_SECOND)
             facts_of(op).channels_last = next(known, False)
-
-
-Wanted = str | Callable[[Graph], None]
-_FINDERS = {"gate": _find_gates, "last": _find_last, "channels": _find_channels}

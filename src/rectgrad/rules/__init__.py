@@ -9,9 +9,6 @@ from rectgrad.rules.pooling import proportional_pooling as proportional_pooling
 from rectgrad.rules.rectified import deconv as deconv
 from rectgrad.rules.rectified import guided as guided
 from rectgrad.rules.rectified import rectified as rectified
-from rectgrad.rules.relevance import AT_THE_INPUT as AT_THE_INPUT
-from rectgrad.rules.relevance import COMPOSITES as COMPOSITES
-from rectgrad.rules.relevance import Composite as Composite
 from rectgrad.rules.relevance import absorbed_by_constants as absorbed_by_constants
 from rectgrad.rules.relevance import attn_lrp_rules as attn_lrp_rules
 from rectgrad.rules.relevance import excitation_rules as excitation_rules

@@ -1,67 +1,51 @@
-"""Layers with weights as LRP sees them: a convolution or a product with a weight, the biases and the batch
-norms beside it, all one linear map; and where in the network it is."""
+"""Layers with weights as LRP sees them: a convolution or a product with a weight, the biases and batch norms
+beside it, all one linear map; and where in the network each one is."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rectgrad.engine.facts import Graph, facts_of, walk
-from rectgrad.engine.op import Op, first, wide
+from rectgrad.engine.op import Op, first
 from rectgrad.engine.recorder import linear_op
 from rectgrad.engine.torch_private import map_tensors, tensors_in
 from rectgrad.kernels.linear_ops import Scale
+from rectgrad.kernels.relevance_ops import Layer
 from rectgrad.ops.arguments import Slot
 from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 WEIGHTED = (*CONVOLUTIONS, "linear", "matmul")
-_DENOMINATORS = ("rsqrt", "reciprocal")  # what a norm that is written out multiplies by
-_SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split add mean sum pad".split())
+# Calls whose result is not negative if their data is not.
+_SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split mean sum pad".split())
 
 
 def find_layers(graph: Graph, softmax: bool = True) -> None:
-    """The facts of LRP's rules. softmax: the weights that a softmax makes are constants."""
+    """The facts that LRP's rules ask for. softmax: the weights that a softmax makes are constants."""
     _find_constants(graph, softmax)
-    layers = {node: op for node, op in graph.ops.items() if has_weight(op)}
+    layers = {node: op for node, op in graph.ops.items() if _find_weight(op)}
     behind = set(walk((r for node in layers for r in graph.readers[node]), graph.readers.__getitem__))
     above = set(walk((s for node in layers for s in graph.below[node]), graph.below.__getitem__))
     positive = _not_negative(graph)
     for node, op in layers.items():
-        facts, last = facts_of(op), _find_after(graph, node)
-        facts.first, facts.top = node not in behind, node not in above
-        facts.positive = bool(op.sources) and positive.issuperset(op.sources)
-        reader = graph.only_reader(last)
-        facts.rectified = reader is not None and reader.family in ("relu", "relu6")
-    for node in layers:  # what is after one layer is not before another
-        _find_before(graph, node)
-
-
-def has_weight(op: Op) -> bool:
-    """Whether an op is a product of its one data tensor and one weight."""
-    if op.family not in WEIGHTED or op.data_count > 1:
-        return False
-    return sum(1 for _ in tensors_in((op.args, op.kwargs))) == 1 + (op.argument(_bias_name(op)) is not None)
-
-
-def _bias_name(op: Op) -> str:
-    return "input" if op.name in ("addmm", "addmv", "addbmm", "baddbmm") else "bias"
+        reader = graph.only_reader(_find_parts(graph, node, op, graph.readers))
+        op.facts.first, op.facts.top = node not in behind, node not in above
+        op.facts.positive = bool(op.sources) and positive.issuperset(op.sources)
+        op.facts.rectified = reader is not None and reader.family in ("relu", "relu6")
+    for node, op in layers.items():  # what is after one layer is not before another
+        _find_parts(graph, node, op, graph.below)
 
 
 def _find_constants(graph: Graph, softmax: bool) -> None:
     """Which inputs are constant, and which two steps are one linear map for the epsilon rule. Data is what
-    the input reaches without passing through a softmax or the denominator of a norm."""
-    blocked = {
-        node
-        for node, op in graph.ops.items()
-        if (softmax and op.family == "softmax") or op.name in _DENOMINATORS
-    }
-    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in blocked]))
+    the input reaches without passing through a softmax or the denominator of a norm that is written out."""
+    ended = ("softmax", "rsqrt", "reciprocal") if softmax else ("rsqrt", "reciprocal")
+    ends = {node for node, op in graph.ops.items() if op.name in ended or op.family in ended}
+    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
     for node, op in graph.ops.items():
         if op.family in ("mul", "div", *WEIGHTED):
             facts_of(op).constant = tuple(each not in data for each in graph.below[node] if each is not None)
@@ -72,190 +56,85 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
             facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
+def _find_weight(op: Op) -> bool:
+    """Whether an op is a layer: a product of its one data tensor and one weight."""
+    given = tensors_in((op.args, op.kwargs)) if op.family in WEIGHTED and op.data_count == 1 else ()
+    weights = [w for w in given if w is not _bias(op)]
+    if len(weights) == 1:
+        facts_of(op).weight, op.facts.convolves = weights[0], op.family in CONVOLUTIONS
+    return len(weights) == 1
+
+
+def _bias(op: Op) -> Tensor | None:
+    return op.argument("input" if op.name in ("addmm", "addmv", "addbmm", "baddbmm") else "bias")
+
+
 def _not_negative(graph: Graph) -> set[Op]:
     """Ops whose result is never negative, as far as their names tell."""
     found: set[Op] = set()
     for op in sorted(graph.ops.values(), key=lambda op: op.index):
-        keeps = op.family in ("max_pool", "avg_pool") or op.name in _SIGN_KEEPING
-        keeps = keeps and not op.argument("value") and (op.name != "add" or op.data_count > 1)
-        keeps = keeps and bool(op.sources) and found.issuperset(op.sources)
+        keeps = op.name in _SIGN_KEEPING or op.family in ("max_pool", "avg_pool")
+        keeps = keeps or (op.name == "add" and op.data_count > 1)
+        keeps = keeps and bool(op.sources) and found.issuperset(op.sources) and not op.argument("value")
         if op.family in ("relu", "relu6") or (keeps and not list(tensors_in((op.args, op.kwargs)))):
             found.add(op)
     return found
 
 
-def _find_after(graph: Graph, node: Any) -> Any:
-    """The biases and the batch norm that follow a layer and belong to it; the last node of them."""
-    layer = graph.ops[node]
-    while len(graph.readers[node]) == 1:
-        reader = graph.ops.get(graph.readers[node][0])
-        if reader is None or reader.shape != layer.shape or not (_adds(reader) or _scales(reader, layer)):
+def _find_parts(graph: Graph, node: Any, layer: Op, way: dict[Any, list[Any]]) -> Any:
+    """The biases and the batch norm after a layer, or the scales and shifts before it, that nothing else
+    reads; the last node of them. way: what follows each node on the way from the layer."""
+    after, facts, normed = way is graph.readers, layer.facts, False
+    while not normed and len(near := [each for each in way[node] if each is not None]) == 1:
+        op, alone = graph.ops.get(near[0]), len(graph.readers[node if after else near[0]]) == 1
+        if op is None or not alone or op.facts.part_of or not _is_part(op, layer, after):
             break
-        (node,) = graph.readers[node]
-        facts_of(layer).after += (reader,)
-        facts_of(reader).part_of = layer
-        if reader.family == "batch_norm":
-            break
+        (node,), normed, facts_of(op).part_of = near, isinstance(op.linear, Scale), layer
+        if after:
+            facts.after += (op,)
+        else:
+            facts.before, facts.positive, op.facts.folded = (*facts.before, op), False, True
     return node
 
 
-def _find_before(graph: Graph, node: Any) -> None:
-    """The scales and shifts that a layer alone reads: a batch norm, or (x - mean) / std."""
-    layer = graph.ops[node]
-    while len(below := [each for each in graph.below[node] if each is not None]) == 1:
-        (node,) = below
-        op = graph.ops.get(node)
-        if op is None or len(graph.readers[node]) > 1 or op.facts.part_of or not _is_affine(op):
-            break
-        facts_of(layer).before += (op,)
-        facts_of(layer).positive = False
-        facts_of(op).part_of, facts_of(op).folded = layer, True
-
-
-def _is_affine(op: Op) -> bool:
-    """Whether a step scales and shifts each element of its one data tensor."""
-    one = op.input_shapes == (op.shape,)
-    return one and (op.family in ("add", "mul") or (op.family == "div" and op.name != "rdiv") or _norms(op))
-
-
-def _norms(op: Op) -> bool:
-    return op.family == "batch_norm" and isinstance(op.linear, Scale)
-
-
-def _adds(op: Op) -> bool:
-    """Whether a step adds a constant to its data."""
-    plain = op.name == "add" or (op.name in ("sub", "subtract") and type(op.args[0]) is Slot)
-    return op.family == "add" and op.data_count == 1 and plain and "alpha" not in op.kwargs
-
-
-def _scales(op: Op, layer: Op) -> bool:
-    """Whether a batch norm scales the output channels of a layer."""
-    if layer.family == "matmul" and (layer.name not in ("matmul", "mm", "addmm") or type(layer.args[-2]) is not Slot):
+def _is_part(op: Op, layer: Op, after: bool) -> bool:
+    """Whether a step scales and shifts each element of its data, and after the layer each channel of it."""
+    if op.input_shapes != (op.shape,):
         return False
-    return _norms(op) and (layer.family in CONVOLUTIONS or len(layer.shape) == 2)
+    if isinstance(op.linear, Scale):
+        by_row = layer.name in ("matmul", "mm", "addmm") and _is_data(layer.args[-2:-1])
+        rows = len(op.shape) == 2 and (layer.family == "linear" or by_row)
+        return rows or layer.facts.convolves or not after
+    if op.family == "add" and after:
+        return (op.name == "add" or _is_data(op.args[:1])) and "alpha" not in op.kwargs
+    return op.family in ("add", "mul", "div") and op.name != "rdiv" and not after
 
 
-class Layer:
-    """A layer with weights in a backward pass: z = x w + bias, in float32 at least. z is the output of the
-    whole, x the input without the shifts before, which count as bias; a batch norm after scales w and bias.
-    """
+def _is_data(args: tuple) -> bool:
+    return [type(each) for each in args] == [Slot]
 
-    def __init__(self, op: Op) -> None:
-        self.op, self.before, self.after = op, op.facts.before, op.facts.after
-        self.y = op.inputs[0]
-        self.shift = self._shift() if self.before else None
-        self.x = wide(self.y) if self.shift is None else wide(self.y) - wide(self.shift)
 
-    @cached_property
-    def z(self) -> Tensor:
-        return wide(self._followed(self.op.output))
+def layer_of(op: Op) -> Layer:
+    """A layer in a backward pass."""
+    facts, bias = op.facts, _bias(op)
 
-    def _followed(self, value: Tensor) -> Tensor:
-        """What the steps after make of a value; what they kept of theirs may be gone."""
-        for step in self.after:
-            value = first(step.call(value))
-        return value
+    def made(x: Tensor, weight: Tensor) -> Op:
+        """The layer with another weight and without bias."""
+        other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
+        change = {id(facts.weight): weight, id(bias): none}
+        other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
+        other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
+        return other
 
-    def _shift(self) -> Tensor:
-        """What the steps before make of 0."""
-        shift = torch.zeros_like(self.before[-1].inputs[0])
-        for step in reversed(self.before):
-            shift = first(step.call(shift))
-        return shift
+    def at(start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        return _replayed(op.sources[0], start) if op.sources else start(op.input_shapes[0])
 
-    @cached_property
-    def bias(self) -> Tensor:
-        """What the layer makes of 0, in a shape that broadcasts."""
-        op, own = self.op, self.op.argument("bias")
-        if self.shift is not None or op.family == "matmul":
-            bias = first(op.call(torch.zeros_like(self.y) if self.shift is None else self.shift))
-        else:
-            bias = self._by_channel(0 if own is None else own.detach().to(self.y.dtype))
-        return wide(self._followed(bias))
-
-    def _by_channel(self, value: Any) -> Tensor:
-        """A number, or one for each output channel, in a shape that broadcasts to the output."""
-        at, dims = (1, len(self.op.shape) - 2) if self.op.family in CONVOLUTIONS else (-1, 0)
-        channels = torch.as_tensor(value, dtype=self.y.dtype, device=self.y.device).expand(self.op.shape[at])
-        return channels.reshape(1, -1, *(1,) * dims)
-
-    @cached_property
-    def scale(self) -> Tensor | None:
-        """Of each output channel, by the batch norm after."""
-        if not self.after or self.after[-1].linear is None:
-            return None
-        return wide(self.after[-1].vjp(self._by_channel(1).clone())[0].flatten())
-
-    @cached_property
-    def plus(self) -> Weights:
-        return Weights(self, lambda w: w.clamp(min=0))
-
-    @cached_property
-    def minus(self) -> Weights:
-        return Weights(self, lambda w: w.clamp(max=0))
-
-    def parts(self, plus: Weights, minus: Weights) -> Tensor:
-        """Of the summands x w those with x and w of one sign, if these are the positive and the negative
-        weights; with the two exchanged, the others."""
-        if self.op.facts.positive:
-            return plus.of(self.x)
-        return plus.of(self.x.clamp(min=0)) + minus.of(self.x.clamp(max=0))
-
-    def shared(self, plus: Weights, minus: Weights, p: Tensor, n: Tensor | None = None) -> Tensor:
-        """The gradient of the parts times p, and of the parts with the weights exchanged times n."""
-        above = _sum(plus.back(p), None if n is None else minus.back(n))
-        if self.op.facts.positive:
-            return above
-        return torch.where(self.x > 0, above, _sum(minus.back(p), None if n is None else plus.back(n)))
-
-    def at(self, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """The layer's input if the network's were start(its shape)."""
-        sources = self.op.sources
-        return wide(_replayed(sources[0], start) if sources else start(tuple(self.y.shape)))
+    own = op.inputs[0], op.output, bias, op.family, op.argument("groups", 1)
+    return Layer(*own, made, op, facts, op.state.absorbed, at)
 
 
 def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    if not op.sources:
-        return first(op.call(*map(start, op.input_shapes))) if op.input_shapes else start(op.shape)
-    return first(op.call(*[_replayed(source, start) for source in op.sources]))
-
-
-def _sum(a: Tensor, b: Tensor | None) -> Tensor:
-    return a if b is None else a + b
-
-
-class Weights:
-    """A layer's linear map with other weights and without bias."""
-
-    def __init__(self, layer: Layer, change: Callable[[Tensor], Tensor]) -> None:
-        self.like, op = layer.x, layer.op
-        self.op, bias = copy.copy(op), op.argument(_bias_name(op))
-
-        def changed(w: Tensor) -> Tensor | None:
-            if w is bias:
-                return None if op.family != "matmul" else w.new_zeros((), dtype=self.like.dtype)
-            w = w.detach().to(self.like.dtype)
-            return change(w if layer.scale is None else _scaled(op, w, layer.scale))
-
-        self.op.args, self.op.kwargs = map_tensors(changed, (op.args, op.kwargs))
-        self.op.linear = linear_op(self.op, self.like)
-
-    def of(self, x: Tensor) -> Tensor:
-        return first(self.op.call(x))
-
-    def back(self, R: Tensor) -> Tensor:
-        """Its gradient."""
-        if self.op.linear is not None:
-            return self.op.linear.gradient(R)[0]
-        return self.op.vjp_at((self.like,), R)[0]
-
-
-def _scaled(op: Op, w: Tensor, scale: Tensor) -> Tensor:
-    """The weights that make each output channel so many times larger."""
-    if op.family == "matmul":
-        return w * scale
-    if op.family != "conv_transpose":
-        return w * scale.reshape(-1, *(1,) * (w.dim() - 1))
-    groups = op.argument("groups", 1)
-    by_group = w.unflatten(0, (groups, -1)) * scale.reshape(groups, 1, -1, *(1,) * (w.dim() - 2))
-    return by_group.flatten(0, 1)
+    """An op's output if the network's inputs were others."""
+    if op.family == "input":
+        return start(op.shape)
+    return first(op.call(*([_replayed(each, start) for each in op.sources] or map(start, op.input_shapes))))
