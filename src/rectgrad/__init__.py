@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from rectgrad.explanation import Explanation as Explanation
     from rectgrad.explanation import explain as explain
     from rectgrad.explanation import recommended as recommended
+    from rectgrad.methods import LRP as LRP
     from rectgrad.methods import METHODS as METHODS
     from rectgrad.methods import RISE as RISE
+    from rectgrad.methods import AttnLRP as AttnLRP
     from rectgrad.methods import Deconv as Deconv
     from rectgrad.methods import DeepLift as DeepLift
     from rectgrad.methods import DeepLiftShap as DeepLiftShap
     from rectgrad.methods import EpsilonLRP as EpsilonLRP
+    from rectgrad.methods import ExcitationBackprop as ExcitationBackprop
     from rectgrad.methods import ExpectedGradients as ExpectedGradients
     from rectgrad.methods import GradCAM as GradCAM
     from rectgrad.methods import GradientXInput as GradientXInput
@@ -52,13 +55,16 @@ _HOME = {
     "engine.target": ("contrast",),
     "explanation": ("Explanation", "explain", "recommended"),
     "methods": (
+        "LRP",
         "METHODS",
+        "AttnLRP",
         "Deconv",
         "DeepLift",
         "DeepLiftShap",
         "EpsilonLRP",
         "ExpectedGradients",
         "GradCAM",
+        "ExcitationBackprop",
         "GradientXInput",
         "GuidedBackprop",
         "GuidedGradCAM",

@@ -32,6 +32,14 @@ def reference_attribute(
     return maps if isinstance(inputs, tuple) else maps[0]
 
 
+RELEVANCE = {
+    "epsilon_lrp": {"epsilon": 1e-4},
+    "lrp": {"composite": "epsilon_plus_flat", "epsilon": 1e-6},
+    "attn_lrp": {"epsilon": 1e-6, "attention": True},
+    "excitation_backprop": {"composite": "excitation", "epsilon": 1e-12},
+}
+
+
 class Scored(nn.Module):
     """A network that ends in a score of each sample."""
 
@@ -52,8 +60,10 @@ def one_map(graph: fx.GraphModule, sample: Maps, method: str, target: Any, optio
     start = chosen(record.output, target)
     if method == "integrated_gradients":
         return integrated(graph, sample, start, **options)
-    if method == "epsilon_lrp":
-        return backward(record, start * record.output, lrp_rule(**options))
+    if method in RELEVANCE:
+        preset = RELEVANCE[method]
+        maps = backward(record, start * record.output, lrp_rule(**{**preset, **options}))
+        return tuple(m.clamp(min=0) for m in maps) if options.get("contrastive") else maps
     if method == "deeplift":
         zero = baseline_of(sample, **options)
         multipliers = backward(record, start, deeplift_rule(run(graph, zero)))

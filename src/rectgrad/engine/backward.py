@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rectgrad import kernels, ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
-from rectgrad.engine.facts import NO_FACTS, Graph, find_facts
+from rectgrad.engine.facts import NO_FACTS, Finder, Graph, find_channels, find_gates
 from rectgrad.engine.op import Op, Rules, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder, Refused, Unlinked
@@ -38,7 +38,7 @@ class Plan:
     rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
     thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
     decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
-    facts: ClassVar[tuple[str, ...]] = ()  # what its rules ask about an op's surroundings
+    facts: ClassVar[tuple[Finder, ...]] = ()  # what its rules ask about an op's surroundings
     per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
     everything: ClassVar[bool] = False  # its pass keeps every op, with the names of layers
 
@@ -184,10 +184,12 @@ class RecordedPass(Pass):
         return scores.detach()
 
     def _find_facts(self, method: Plan, scores: Tensor, observed: bool) -> None:
-        wanted = (*method.facts, "channels") if observed else method.facts
-        gates = method.rectifies and any(op.family == "relu6" for op in self.recorder.ops)
-        if wanted or gates:
-            find_facts(Graph.of_ops(self._root), ("gate", *wanted) if gates else wanted)
+        finders = (*method.facts, find_channels) if observed else method.facts
+        if method.rectifies and any(op.family == "relu6" for op in self.recorder.ops):
+            finders = (find_gates, *finders)
+        graph: Any = Graph.of_ops(self._root) if finders else None
+        for find in finders:
+            find(graph)
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         recorded, state = self.recorder.ops, self.state

@@ -22,7 +22,7 @@ from rectgrad import ops
 from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass, Plan
-from rectgrad.engine.facts import Graph, find_facts, walk
+from rectgrad.engine.facts import Graph, find_channels, find_gates, walk
 from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, no_autocast, storage_id
 from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
@@ -344,8 +344,9 @@ class BridgedPass(Pass):
             calls = {row.name for row in self.trace.rows}
             if hidden := hidden_part(kinds, calls, self.trace.hidden, torch_private.saved):
                 raise unsupported(type(method).__name__, hidden)
-        wanted = ("gate", *method.facts) if method.rectifies else method.facts
-        find_facts(graph, (*wanted, "channels") if observed else wanted)
+        wanted = (find_gates, *method.facts) if method.rectifies else method.facts
+        for find in (*wanted, find_channels) if observed else wanted:
+            find(graph)
 
     def _graph(self, root: Any) -> Graph:
         """The autograd nodes below a score, with the ops that are bridged."""

@@ -29,8 +29,17 @@ class Facts:
 
     gate: bool = False  # a ReLU6 that is read once, by a division by six: a hard sigmoid, which squashes
     last: bool = False  # a rectified activation without another one between it and the score
-    folded: bool = False  # a linear layer whose only reader adds a bias or is a batch norm
+    folded: bool = False  # a linear step that is one with the bias or the batch norm beside it
     constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
+    weight: Tensor | None = None  # of a product of data and one weight, which is a layer
+    convolves: bool = False  # a layer that is a convolution
+    before: tuple[Op, ...] = ()  # a layer's: scales and shifts that it alone reads, the nearest first
+    after: tuple[Op, ...] = ()  # a layer's: added biases and the batch norm, each the only reader
+    part_of: Op | None = None  # of those: their layer
+    first: bool = False  # a layer with no other one between it and the input
+    top: bool = False  # a layer with no other one between it and the score
+    positive: bool = False  # a layer whose input is not negative
+    rectified: bool = False  # a layer that only a ReLU reads
     channels_last: bool = False  # the layer that made the tensor keeps its channels last
 
 
@@ -95,20 +104,17 @@ class Graph:
         return None
 
 
-def find_facts(graph: Graph, wanted: Iterable[str]) -> None:
-    """The facts that a method asks for, of the ops in a graph."""
-    for each in wanted:
-        _FINDERS[each](graph)
+Finder = Callable[[Any], None]  # fills in facts of the ops in a graph
 
 
-def _find_last(graph: Graph) -> None:
+def find_last(graph: Graph) -> None:
     rectified = {node for node, op in graph.ops.items() if op.family in RECTIFIERS}
     for node in walk([graph.root], lambda node: () if node in rectified else graph.below[node]):
         if node in rectified:
             facts_of(graph.ops[node]).last = True
 
 
-def _find_gates(graph: Graph) -> None:
+def find_gates(graph: Graph) -> None:
     for node, op in graph.ops.items():
         readers = graph.readers[node]
         if op.family == "relu6" and len(readers) == 1 and readers[0] in graph.ops:
@@ -126,23 +132,7 @@ def _divides_by_six(op: Op) -> bool:
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
-def _find_folded(graph: Graph) -> None:
-    """Which inputs are constant, and which two steps are one linear map, as if the bias were the layer's own
-    or the norm folded into its weights. Data is what the input reaches without passing through a softmax."""
-    softmax = {node for node, op in graph.ops.items() if op.family == "softmax"}
-    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in softmax]))
-    for node, op in graph.ops.items():
-        if op.family in ("mul", "matmul", "div", "linear", "conv", "conv_transpose"):
-            facts_of(op).constant = tuple(each not in data for each in graph.below[node])
-        linear = op.family in ("conv", "conv_transpose", "linear", "matmul", "add")
-        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
-        reader = graph.only_reader(node) if linear and reads_one else None
-        if reader is not None:
-            adds_bias = reader.family == "add" and reader.data_count == 1
-            facts_of(op).folded = adds_bias or reader.family == "batch_norm"
-
-
-def _find_channels(graph: Graph) -> None:
+def find_channels(graph: Graph) -> None:
     """A tensor's channels are where the nearest layer keeps them, unless they have changed places since."""
     for start, op in graph.ops.items():
         moved = {start: False}
@@ -159,6 +149,3 @@ def _find_channels(graph: Graph) -> None:
 def _moves_last(op: Op | None) -> bool:
     """Whether the last dimension is another one after a transposition; so it is taken to be if unknown."""
     return op is None or op.call(torch.empty(op.input_shapes[0], device="meta")).stride(-1) != 1
-
-
-_FINDERS = {"gate": _find_gates, "last": _find_last, "folded": _find_folded, "channels": _find_channels}

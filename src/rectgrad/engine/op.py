@@ -79,6 +79,7 @@ class State:
         self.ran: set[str] = set()  # families whose rule ran
         self.once = False  # the recorded values may be released as soon as they were used
         self.backend: Backend | None = None  # of the device that the pass runs on
+        self.absorbed: list[tuple[float, float]] | None = None  # LRP: by biases and stabilisers, if asked
 
     def report(self, R: Tensor | None) -> None:
         """Remember enough of R to know at the end of the pass whether it was finite."""

@@ -13,7 +13,10 @@ from rectgrad.methods.gradients import Deconv as Deconv
 from rectgrad.methods.gradients import GradientXInput as GradientXInput
 from rectgrad.methods.gradients import GuidedBackprop as GuidedBackprop
 from rectgrad.methods.gradients import Saliency as Saliency
+from rectgrad.methods.lrp import LRP as LRP
+from rectgrad.methods.lrp import AttnLRP as AttnLRP
 from rectgrad.methods.lrp import EpsilonLRP as EpsilonLRP
+from rectgrad.methods.lrp import ExcitationBackprop as ExcitationBackprop
 from rectgrad.methods.method import Method as Method
 from rectgrad.methods.perturbation import RISE as RISE
 from rectgrad.methods.perturbation import Occlusion as Occlusion

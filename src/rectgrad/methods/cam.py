@@ -12,6 +12,7 @@ from torch import Tensor
 from rectgrad import rules
 from rectgrad.engine.backward import Pass
 from rectgrad.engine.bridge import unsupported
+from rectgrad.engine.facts import Finder, find_gates
 from rectgrad.engine.op import Rules
 from rectgrad.engine.request import Request
 from rectgrad.kernels.class_maps import VARIANTS, class_map, placed
@@ -30,7 +31,7 @@ class GradCAM(Method):
     layer: str | None = option(None, _LAYER)
     variant: str = option("gradcam", _FORMULA, choices=tuple(VARIANTS))
     per_sample: ClassVar[bool] = True
-    facts: ClassVar[tuple[str, ...]] = ("gate",)
+    facts: ClassVar[tuple[Finder, ...]] = (find_gates,)
     title: ClassVar[str] = "Grad-CAM"
 
     @property

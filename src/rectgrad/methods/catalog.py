@@ -10,7 +10,7 @@ from rectgrad.methods.cam import GradCAM, GuidedGradCAM
 from rectgrad.methods.control import RandomMap
 from rectgrad.methods.deeplift import DeepLift, DeepLiftShap
 from rectgrad.methods.gradients import Deconv, GradientXInput, GuidedBackprop, Saliency
-from rectgrad.methods.lrp import EpsilonLRP
+from rectgrad.methods.lrp import LRP, AttnLRP, EpsilonLRP, ExcitationBackprop
 from rectgrad.methods.method import Method
 from rectgrad.methods.perturbation import RISE, Occlusion
 from rectgrad.methods.rectgrad import RectGrad
@@ -27,9 +27,12 @@ METHODS: dict[str, Method] = {
     "integrated_gradients": IntegratedGradients(),
     "epsilon_lrp": EpsilonLRP(),
     "deeplift": DeepLift(),
+    "random": RandomMap(),
     "gradcam": GradCAM(),
     "guided_gradcam": GuidedGradCAM(),
-    "random": RandomMap(),
+    "lrp": LRP(),
+    "attn_lrp": AttnLRP(),
+    "excitation_backprop": ExcitationBackprop(),
     "expected_gradients": ExpectedGradients(),
     "deeplift_shap": DeepLiftShap(),
     "occlusion": Occlusion(),

@@ -2,38 +2,129 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
+from rectgrad.engine.facts import Finder
 from rectgrad.engine.op import Op, Rules, per_sample
 from rectgrad.engine.request import Request
+from rectgrad.engine.torch_private import map_tensors
+from rectgrad.kernels.relevance_ops import AT_THE_INPUT, COMPOSITES, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
-from rectgrad.methods.options import option
+from rectgrad.methods.options import option, wrong_option
 
 
 @dataclass(frozen=True)
-class EpsilonLRP(Method):
-    """Layer-wise relevance propagation with the epsilon rule."""
+class Relevance(Method):
+    """Relevance propagation: a map sums to the score, less what biases and stabilisers absorb."""
 
-    epsilon: float = option(1e-4, "Stabiliser of the epsilon rule; default: 0.0001.", low=0)
     decompose: ClassVar[tuple[str, ...]] = ("attention", "glu")
-    facts: ClassVar[tuple[str, ...]] = ("folded",)
-    title: ClassVar[str] = "epsilon-LRP"
-
-    def rules(self) -> Rules:
-        return rules.lrp_rules(self.epsilon)
+    facts: ClassVar[tuple[Finder, ...]] = (rules.find_layers,)
 
     def raw(self, request: Request) -> Maps:
         raw = super().raw(request)
         warn_if_relevance_explodes(request, self, raw)
+        if request.passed is not None and request.trace is not None:
+            kept, asked = weakref.ref(request.passed), replace(request, passed=None, region=None)
+            request.trace.measure = lambda: self.conservation(replace(asked, passed=kept()))
         return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return times(raw, inputs)
+
+    def conservation(self, request: Request) -> Conservation | None:
+        """Where relevance went, by a backward pass for each sample: dimensions do not tell them apart."""
+        if (passed := request.passed) is None:  # the record is gone
+            return None
+        target, state, found = request.resolved(passed.outputs), passed.state, []
+        score = target(map_tensors(torch.clone, passed.outputs)).detach()
+        for only in torch.eye(request.n, dtype=score.dtype, device=score.device):
+            one = replace(request, target=lambda outputs, only=only: target(outputs) * only, diagnosing=True)
+            one.observe, state.absorbed = rules.absorbed_by_constants, []
+            try:
+                maps = self.finish(one.backward(self), request.inputs)
+            finally:
+                absorbed, state.absorbed = state.absorbed, None
+            found.append([sum(float(m.double().sum()) for m in maps), *map(sum, zip(*absorbed, strict=True))])
+        return Conservation(score.double().cpu(), *torch.tensor(found, dtype=torch.float64).T)
+
+
+@dataclass(frozen=True)
+class LRP(Relevance):
+    """Layer-wise relevance propagation, with a composite of rules for the kinds of layers."""
+
+    composite: str = option(
+        "epsilon_plus_flat",
+        f"Rules of the first layer, convolutions and dense layers: {', '.join(COMPOSITES)}.",
+        choices=tuple(COMPOSITES),
+    )
+    epsilon: float = option(1e-6, "Stabiliser of every denominator; default: 0.000001.", low=0)
+    gamma: float = option(0.25, "How much the gamma rule favours a sum's own sign; default: 0.25.", low=0)
+    low: Any = option(None, "Smallest value of the input, for epsilon_gamma_box and deep_taylor.")
+    high: Any = option(None, "Largest value of the input, for the same.")
+    title: ClassVar[str] = "LRP"
+
+    def rules(self) -> Rules:
+        return rules.lrp_rules(self._composite())
+
+    def _composite(self) -> Composite:
+        chosen, bounds = COMPOSITES[self.composite], (self.low, self.high)
+        unbounded = any(bound is None for bound in bounds)
+        if unbounded and "box" in chosen:
+            wanted = f"given for the composite {self.composite!r}: a number, or one for each channel"
+            raise wrong_option(self, "low" if self.low is None else "high", ValueError, wanted)
+        if self.composite == "deep_taylor" and not unbounded:
+            chosen = ("box", *chosen[1:])
+        return Composite(*chosen, self.epsilon, self.gamma, *bounds)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        at_the_input = self._composite().first in AT_THE_INPUT
+        return times(raw, tuple(map(safe, inputs)) if at_the_input else inputs)
+
+
+@dataclass(frozen=True)
+class EpsilonLRP(Relevance):
+    """Layer-wise relevance propagation with the epsilon rule."""
+
+    epsilon: float = option(1e-4, "Stabiliser of the epsilon rule; default: 0.0001.", low=0)
+    title: ClassVar[str] = "epsilon-LRP"
+
+    def rules(self) -> Rules:
+        return rules.lrp_rules(Composite(*COMPOSITES["epsilon"], self.epsilon))
+
+
+@dataclass(frozen=True)
+class AttnLRP(Relevance):
+    """Layer-wise relevance propagation through attention: softmax and products of data have rules too."""
+
+    epsilon: float = option(1e-6, "Stabiliser of the epsilon rule; default: 0.000001.", low=0)
+    facts: ClassVar[tuple[Finder, ...]] = (partial(rules.find_layers, softmax=False),)
+    title: ClassVar[str] = "AttnLRP"
+
+    def rules(self) -> Rules:
+        return rules.attn_lrp_rules(self.epsilon)
+
+
+@dataclass(frozen=True)
+class ExcitationBackprop(Relevance):
+    """The probability that a winner-take-all process ends at each input: positive connections alone."""
+
+    contrastive: bool = option(False, "Subtract what speaks for all other classes, and keep what is left.")
+    title: ClassVar[str] = "excitation backprop"
+
+    def rules(self) -> Rules:
+        return rules.excitation_rules(self.contrastive)
+
+    def finish(self, raw: Maps, inputs: Maps) -> Maps:
+        maps = super().finish(raw, inputs)
+        return tuple(m.clamp(min=0) for m in maps) if self.contrastive else maps
 
 
 EXPLODED = 100.0  # times the largest output
@@ -62,7 +153,8 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
     found: list[Op] = []
 
     def look(op: Op, R: Tensor) -> None:
-        if not found and float((op.output.double() * R.double()).sum().abs()) > bound:
+        counts = not found and not op.facts.after  # else R is relevance itself
+        if counts and float((op.output.double() * R.double()).sum().abs()) > bound:
             found.append(readers.get(id(op), op))
         for source in op.sources:
             readers.setdefault(id(source), op)

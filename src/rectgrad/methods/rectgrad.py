@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rectgrad import ops, rules
+from rectgrad.engine.facts import Finder, find_last
 from rectgrad.engine.op import Rules
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
@@ -46,8 +47,8 @@ class RectGrad(Method):
         return self.tau is None
 
     @property
-    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("last",) if self.rule == "mod" else ()
+    def facts(self) -> tuple[Finder, ...]:  # type: ignore[override]
+        return (find_last,) if self.rule == "mod" else ()
 
     def rules(self) -> Rules:
         rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation)

@@ -1,53 +1,129 @@
-"""Epsilon-LRP: R_i = sum_j x_i w_ij R_j / (z_j + epsilon * sign(z_j)), z with bias.
+"""Layer-wise relevance propagation: the rules of kernels/relevance_ops.py on layers with weights, and
 
-What travels is c = relevance / value, so that the relevance of a tensor is value * c and each step is a
-plain gradient with factors. R is the relevance in the formula above; in the code, as in every rule, R is what
-arrives at an op, which is c here:
-
-    linear maps     c_x = J^T (c * |z| / (|z| + epsilon))
-    activations     c_z = c * a / z                     relevance passes unchanged
+    linear maps     c_x = J^T (c * |z| / (|z| + epsilon))     the epsilon rule
+    activations     c_z = c * a / z                           relevance passes unchanged
     x * y, x @ y    half of the gradient to each; all of it to x where y is a softmax's weights
     norms, x / y    the denominator is a constant
 
-On ReLU networks this tends to gradient * input as epsilon goes to 0.
+What travels is c = relevance / value, so that the relevance of a tensor is value * c and each step is a plain
+gradient with factors. In the code, as in every rule, R is what arrives at an op, which is c here. On ReLU
+networks the epsilon rule tends to gradient * input as epsilon goes to 0.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, Rule, wide
+from rectgrad.engine.op import Op, Rule, first, wide
+from rectgrad.kernels import relevance_ops as kernel
+from rectgrad.kernels.closed_forms import relu_gradient
+from rectgrad.kernels.relevance_ops import Composite, absorb, safe, stabilised
 from rectgrad.ops.composite import norm as norm_by_steps
+from rectgrad.rules.layers import CONVOLUTIONS, WEIGHTED, layer_of
 
-_LINEAR = "conv conv_transpose linear batch_norm max_pool avg_pool sum add matmul".split()
 
-
-def lrp_rules(epsilon: float) -> dict[str, Rule]:
-    rules: dict[str, Rule] = dict.fromkeys(_LINEAR, lrp_linear(epsilon))
+def lrp_rules(composite: Composite) -> dict[str, Rule]:
+    linear = lrp_linear(composite.epsilon)
+    rules: dict[str, Rule] = dict.fromkeys("batch_norm max_pool avg_pool sum add".split(), linear)
     activation = Rule(_activation, "lrp_activation")
-    rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "softmax", "log_softmax"), activation)
+    rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "unary", "softmax", "log_softmax"), activation)
     rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
-    return rules | {"norm": lrp_norm(epsilon)}
+    rules |= {part: _unless_merged(rules[part], composite) for part in ("add", "batch_norm", "mul", "div")}
+    rules |= {family: lrp_layer(composite, family in CONVOLUTIONS) for family in WEIGHTED}
+    return rules | {"norm": lrp_norm(composite.epsilon)}
+
+
+def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
+    """After Achtibat et al. 2024: R_i = x_i (R_i - s_i sum_j R_j) of a softmax s, its plain gradient here."""
+
+    def softmax(op: Op, R: Tensor) -> Any:
+        dim = op.argument("dim", -1)
+        absorb(op.state.absorbed, lambda: (R * kernel.softmax_bias(op.output, op.inputs[0], dim), 0))
+        return op.vjp(R)
+
+    epsilon_rules = lrp_rules(Composite(*kernel.COMPOSITES["epsilon"], epsilon))
+    return epsilon_rules | {"softmax": Rule(softmax, "attn_lrp")}
+
+
+def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
+    """After Zhang et al. 2016: z+ without biases, in sums too. What arrives at the last layer is its
+    probability. contrastive: less what goes to a unit with the opposite weights there."""
+    top = "contrast" if contrastive else "excitation"
+    composite = Composite("excitation", "excitation", "excitation", epsilon, top=top)
+    sums, passed = excited_sum(epsilon), Rule(_activation, "excitation")
+    rules = {"sum": sums, "avg_pool": sums, "softmax": Rule(lambda op, R: R, "excitation")}
+    rules |= {"add": _unless_merged(sums, composite), "batch_norm": _unless_merged(passed, composite)}
+    return lrp_rules(composite) | rules
 
 
 def lrp_linear(epsilon: float) -> Rule:
     def apply(op: Op, R: Tensor) -> Any:
-        if not op.facts.folded:
-            R = R * _stabilised(op.output, epsilon)
+        if op.facts.folded:
+            absorb(op.state.absorbed, lambda: (kernel.product(R, _constant(op)), 0))
+        else:
+            mask = op.family == "add" and op.data_count == 1  # whose scores may be -inf
+            z = op.output.nan_to_num() if mask else op.output
+            R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return Rule(apply, "lrp_linear")
+    return Rule(apply, "lrp_epsilon")
+
+
+def lrp_layer(composite: Composite, convolution: bool) -> Rule:
+    """The composite's rule of a layer with weights."""
+    plain = lrp_linear(composite.epsilon)
+
+    def apply(op: Op, R: Tensor) -> Any:
+        rule = composite.rule(op.facts)
+        if rule == "epsilon":
+            return plain.apply(op, R)
+        return layer_of(op).shared(R, rule, composite).to(R.dtype)
+
+    name = composite.convolution if convolution else composite.dense
+    return Rule(apply, f"lrp_{name}" + f" (first lrp_{composite.first})" * (composite.first != name))
+
+
+def _unless_merged(rule: Rule, composite: Composite) -> Rule:
+    """A step that belongs to a layer passes relevance on as it is: the layer's rule counts it in. After the
+    layer it passes the relevance itself, not c."""
+
+    def apply(op: Op, R: Tensor) -> Any:
+        layer = op.facts.part_of
+        if layer is None or composite.rule(layer.facts) == "epsilon":
+            return rule.apply(op, R)
+        if op in layer.facts.before:
+            return (wide(R) * wide(safe(op.output)) / wide(safe(op.inputs[0]))).to(R.dtype)
+        return R * op.output if op is layer.facts.after[-1] else R
+
+    return replace(rule, apply=apply)
+
+
+def excited_sum(epsilon: float) -> Rule:
+    """Relevance goes to the positive summands, in proportion."""
+
+    def apply(op: Op, R: Tensor) -> Any:
+        if op.family == "add" and op.data_count == 1:
+            return _activation(op, R)
+        parts = kernel.positive_summands(op.inputs, op.name)
+        shared = kernel.per_unit_(wide(R * op.output), wide(first(op.call(*parts))), epsilon)
+        grads = op.vjp(shared.to(R.dtype))
+        return tuple(torch.where(part == 0, 0, grad) for part, grad in zip(parts, grads, strict=True))
+
+    return Rule(apply, "excitation")
 
 
 def _activation(op: Op, R: Tensor) -> Tensor:
+    if op.family == "relu":
+        return relu_gradient(R, op.output)[0]
     a, z = wide(op.output), wide(op.inputs[0])
-    smallest = torch.finfo(z.dtype).tiny ** 0.5
-    safe = torch.where(z.abs() < smallest, torch.full_like(z, smallest).copysign(z), z)
-    return (R * (a / safe)).to(R.dtype)
+    ratio = a / safe(z)
+    absorb(op.state.absorbed, lambda: (0, R * (a - ratio * z)))
+    return (R * ratio).to(R.dtype)
 
 
 def _product(op: Op, R: Tensor) -> Any:
@@ -60,9 +136,9 @@ def _product(op: Op, R: Tensor) -> Any:
 
 
 def _division(op: Op, R: Tensor) -> Any:
-    grads = op.vjp(R)
     if op.data_count == 1:
-        return grads
+        return _activation(op, R) if op.name == "rdiv" else op.vjp(R)
+    grads = op.vjp(R)
     return (None, grads[1]) if op.name == "rdiv" else (grads[0], None)
 
 
@@ -71,12 +147,18 @@ def lrp_norm(epsilon: float) -> Rule:
         with torch.enable_grad():
             leaf = op.inputs[0].detach().requires_grad_()
             output = norm_by_steps(op, leaf, constant=True)
-        return torch.autograd.grad(output, leaf, R * _stabilised(op.output, epsilon))
+        shared = stabilised(R, op.output, epsilon, op.state.absorbed, lambda: _constant(op))
+        return torch.autograd.grad(output, leaf, shared)
 
     return Rule(apply, "lrp_norm")
 
 
-def _stabilised(z: Tensor, epsilon: float) -> Tensor:
-    """z / (z + epsilon * sign(z)); 0 where z is 0, whose relevance is 0 too."""
-    size = wide(z).abs()
-    return torch.where(size > 0, size / (size + epsilon), 0).to(z.dtype)
+def _constant(op: Op) -> Tensor:
+    """What a linear step makes of 0."""
+    return first(op.call(*map(torch.zeros_like, op.inputs)))
+
+
+def absorbed_by_constants(op: Op, R: Tensor) -> None:
+    """Note the relevance of constants that a step without a rule joins to its data, such as a class token."""
+    if op.family not in op.state.rules and (constant := _constant(op)).shape == R.shape:
+        absorb(op.state.absorbed, lambda: (kernel.product(R, constant), 0))

@@ -1,0 +1,140 @@
+"""Layers with weights as LRP sees them: a convolution or a product with a weight, the biases and batch norms
+beside it, all one linear map; and where in the network each one is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from rectgrad.engine.facts import Graph, facts_of, walk
+from rectgrad.engine.op import Op, first
+from rectgrad.engine.recorder import linear_op
+from rectgrad.engine.torch_private import map_tensors, tensors_in
+from rectgrad.kernels.linear_ops import Scale
+from rectgrad.kernels.relevance_ops import Layer
+from rectgrad.ops.arguments import Slot
+from rectgrad.ops.table import CHANGES_SHAPE
+
+CONVOLUTIONS = ("conv", "conv_transpose")
+WEIGHTED = (*CONVOLUTIONS, "linear", "matmul")
+# Calls whose result is not negative if their data is not.
+_SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split mean sum pad".split())
+
+
+def find_layers(graph: Graph, softmax: bool = True) -> None:
+    """The facts that LRP's rules ask for. softmax: the weights that a softmax makes are constants."""
+    _find_constants(graph, softmax)
+    layers = {node: op for node, op in graph.ops.items() if _find_weight(op)}
+    behind = set(walk((r for node in layers for r in graph.readers[node]), graph.readers.__getitem__))
+    above = set(walk((s for node in layers for s in graph.below[node]), graph.below.__getitem__))
+    positive = _not_negative(graph)
+    for node, op in layers.items():
+        reader = graph.only_reader(_find_parts(graph, node, op, graph.readers))
+        op.facts.first, op.facts.top = node not in behind, node not in above
+        op.facts.positive = bool(op.sources) and positive.issuperset(op.sources)
+        op.facts.rectified = reader is not None and reader.family in ("relu", "relu6")
+    for node, op in layers.items():  # what is after one layer is not before another
+        _find_parts(graph, node, op, graph.below)
+
+
+def _find_constants(graph: Graph, softmax: bool) -> None:
+    """Which inputs are constant, and which two steps are one linear map for the epsilon rule. Data is what
+    the input reaches without passing through a softmax or the denominator of a norm that is written out."""
+    ended = ("softmax", "rsqrt", "reciprocal") if softmax else ("rsqrt", "reciprocal")
+    ends = {node for node, op in graph.ops.items() if op.name in ended or op.family in ended}
+    data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
+    for node, op in graph.ops.items():
+        if op.family in ("mul", "div", *WEIGHTED):
+            facts_of(op).constant = tuple(each not in data for each in graph.below[node] if each is not None)
+        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
+        reader = graph.only_reader(node) if op.family in (*WEIGHTED, "add") and reads_one else None
+        if reader is not None:
+            adds_bias = reader.family == "add" and reader.data_count == 1
+            facts_of(op).folded = adds_bias or reader.family == "batch_norm"
+
+
+def _find_weight(op: Op) -> bool:
+    """Whether an op is a layer: a product of its one data tensor and one weight."""
+    given = tensors_in((op.args, op.kwargs)) if op.family in WEIGHTED and op.data_count == 1 else ()
+    weights = [w for w in given if w is not _bias(op)]
+    if len(weights) == 1:
+        facts_of(op).weight, op.facts.convolves = weights[0], op.family in CONVOLUTIONS
+    return len(weights) == 1
+
+
+def _bias(op: Op) -> Tensor | None:
+    return op.argument("input" if op.name in ("addmm", "addmv", "addbmm", "baddbmm") else "bias")
+
+
+def _not_negative(graph: Graph) -> set[Op]:
+    """Ops whose result is never negative, as far as their names tell."""
+    found: set[Op] = set()
+    for op in sorted(graph.ops.values(), key=lambda op: op.index):
+        keeps = op.name in _SIGN_KEEPING or op.family in ("max_pool", "avg_pool")
+        keeps = keeps or (op.name == "add" and op.data_count > 1)
+        keeps = keeps and bool(op.sources) and found.issuperset(op.sources) and not op.argument("value")
+        if op.family in ("relu", "relu6") or (keeps and not list(tensors_in((op.args, op.kwargs)))):
+            found.add(op)
+    return found
+
+
+def _find_parts(graph: Graph, node: Any, layer: Op, way: dict[Any, list[Any]]) -> Any:
+    """The biases and the batch norm after a layer, or the scales and shifts before it, that nothing else
+    reads; the last node of them. way: what follows each node on the way from the layer."""
+    after, facts, normed = way is graph.readers, layer.facts, False
+    while not normed and len(near := [each for each in way[node] if each is not None]) == 1:
+        op, alone = graph.ops.get(near[0]), len(graph.readers[node if after else near[0]]) == 1
+        if op is None or not alone or op.facts.part_of or not _is_part(op, layer, after):
+            break
+        (node,), normed, facts_of(op).part_of = near, isinstance(op.linear, Scale), layer
+        if after:
+            facts.after += (op,)
+        else:
+            facts.before, facts.positive, op.facts.folded = (*facts.before, op), False, True
+    return node
+
+
+def _is_part(op: Op, layer: Op, after: bool) -> bool:
+    """Whether a step scales and shifts each element of its data, and after the layer each channel of it."""
+    if op.input_shapes != (op.shape,):
+        return False
+    if isinstance(op.linear, Scale):
+        by_row = layer.name in ("matmul", "mm", "addmm") and _is_data(layer.args[-2:-1])
+        rows = len(op.shape) == 2 and (layer.family == "linear" or by_row)
+        return rows or layer.facts.convolves or not after
+    if op.family == "add" and after:
+        return (op.name == "add" or _is_data(op.args[:1])) and "alpha" not in op.kwargs
+    return op.family in ("add", "mul", "div") and op.name != "rdiv" and not after
+
+
+def _is_data(args: tuple) -> bool:
+    return [type(each) for each in args] == [Slot]
+
+
+def layer_of(op: Op) -> Layer:
+    """A layer in a backward pass."""
+    facts, bias = op.facts, _bias(op)
+
+    def made(x: Tensor, weight: Tensor) -> Op:
+        """The layer with another weight and without bias."""
+        other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
+        change = {id(facts.weight): weight, id(bias): none}
+        other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
+        other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
+        return other
+
+    def at(start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        return _replayed(op.sources[0], start) if op.sources else start(op.input_shapes[0])
+
+    own = op.inputs[0], op.output, bias, op.family, op.argument("groups", 1)
+    return Layer(*own, made, op, facts, op.state.absorbed, at)
+
+
+def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+    """An op's output if the network's inputs were others."""
+    if op.family == "input":
+        return start(op.shape)
+    return first(op.call(*([_replayed(each, start) for each in op.sources] or map(start, op.input_shapes))))
