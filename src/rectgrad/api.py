@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from rectgrad import ops
+from rectgrad.checks import are_probabilities, check_input, lacks_samples, strange, unsupported_module
 from rectgrad.engine.backward import Inputs, Maps, Pass, Plan, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.capture import Capture as Capture
@@ -341,7 +340,7 @@ def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | 
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
     for x in tensors:
-        _check_input(x, tensors[0])
+        check_input(x, tensors[0])
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -350,36 +349,6 @@ def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | 
     if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it
         target = target.cpu()
     return Request(inner, tensors, tuple(args), dict(kwargs or {}), target, device=device)
-
-
-def _check_input(x: Any, first: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            "inputs must be a floating tensor (N, ...) or a tuple of them, not "
-            f"{type(x).__name__}; {_instead_of(x)}"
-        )
-    if x.dtype.is_complex:
-        raise TypeError(
-            f"inputs of type {x.dtype} are not supported; give the real and imaginary part as channels"
-        )
-    if not x.dtype.is_floating_point:
-        raise TypeError(
-            f"inputs of type {x.dtype} have no gradient; give floating values, for images x.float() / 255 or "
-            "what the model was trained on, for token ids the embeddings"
-        )
-    if x.dim() == 0:
-        raise ValueError("inputs must have a first dimension of samples, (N, ...); got a scalar")
-    if len(x) != len(first):
-        raise ValueError(f"inputs differ in their number of samples: {len(first)} and {len(x)}")
-
-
-def _instead_of(x: object) -> str:
-    """What to do with something that is no tensor."""
-    if isinstance(x, (list, tuple)):
-        return "stack tensors with torch.stack(inputs), and give pictures to rectgrad.explain(inputs, model)"
-    if hasattr(x, "__array__") and not hasattr(x, "getbands"):
-        return "convert an array with torch.from_numpy(inputs), or give a picture to rectgrad.explain"
-    return "rectgrad.explain(picture, model) takes paths and pictures, and prepares them"
 
 
 def _chunk(batch_size: Any, n: int) -> int:
@@ -471,7 +440,7 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
                 traceback.clear_frames(error.__traceback__)
                 if not isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt from error
-            elif isinstance(error, (RuntimeError, ValueError, IndexError)) and _lacks_samples(request, error):
+            elif _lacks_samples(request, error):
                 raise ValueError(
                     f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to "
                     "lack the first dimension, that of the samples, (N, ...); for one sample, give "
@@ -484,19 +453,10 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
         _clean_up(region, modes, enabled, hooks, outer)
 
 
-def _lacks_samples(request: Request, error: Exception) -> bool:
-    """Whether a model failed on an input with one dimension less than its first layer takes."""
-    if isinstance(error, UnsupportedModelError) or out_of_memory(error) or request.passed is not None:
-        return False
-    if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
-        return False
-    layers = request.model.modules() if isinstance(request.model, nn.Module) else ()
-    wanted = next((_RANKS[type(layer)] for layer in layers if type(layer) in _RANKS), 0)
-    return len(request.inputs) == 1 and request.inputs[0].dim() == wanted - 1
-
-
-_RANKS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5, nn.Linear: 2}
-_SHAPE_ERROR = re.compile(r"expected \dD|the model returned shape")
+def _lacks_samples(request: Request, error: BaseException) -> bool:
+    fails = isinstance(error, (RuntimeError, ValueError, IndexError)) and request.passed is None
+    known = isinstance(error, UnsupportedModelError) or out_of_memory(error)
+    return fails and not known and lacks_samples(request.model, request.inputs, error)
 
 
 def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
@@ -521,34 +481,15 @@ def _refuse(request: Request, method: Method) -> None:
     region = request.region
     assert region is not None
     kinds = set(map(type, region.modules))
-    if not region.lazy and not any(_strange(kind, has_rules) for kind in kinds):
+    if not region.lazy and not any(strange(kind, has_rules) for kind in kinds):
         return
     for module in _modules(request):
-        sentence = _unsupported(module, has_rules)
+        sentence = unsupported_module(module, has_rules)
         if sentence:
             names = module_names(request.model if isinstance(request.model, nn.Module) else None)
             name = names.get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
             raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
-
-
-def _strange(kind: type, has_rules: bool) -> str | None:
-    """What is wrong with modules of a class."""
-    if has_rules and issubclass(kind, torch.jit.ScriptModule):
-        return "a scripted module, whose inside cannot be seen; use the original Python module"
-    if "quantized" in kind.__module__:
-        return "a quantised module, which has no gradient; use the model before quantisation"
-    return None
-
-
-_SETTLED = (Tensor, nn.Parameter)  # certainly not lazy
-
-
-def _unsupported(module: nn.Module, has_rules: bool) -> str | None:
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    if any(x is not None and type(x) not in _SETTLED and is_lazy(x) for x in tensors):
-        return "a lazy module without weights yet; run the model once first"
-    return _strange(type(module), has_rules)
 
 
 def _modules(request: Request) -> Iterable[nn.Module]:
@@ -561,14 +502,6 @@ def _warn_training(request: Request) -> None:
     assert request.region is not None
     if request.region.trains:
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")
-
-
-def are_probabilities(outputs: object) -> bool:
-    """Whether a model's outputs are probabilities of two classes or more, as softmax makes them."""
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):
-        return False
-    rows = outputs.detach().float()
-    return bool(((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all()).item())
 
 
 def _warn_probabilities(outputs: object) -> None:

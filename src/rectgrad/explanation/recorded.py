@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rectgrad.api import Record, are_probabilities
+from rectgrad.api import Record
+from rectgrad.checks import are_probabilities
 from rectgrad.engine import target as targets
 from rectgrad.engine.trace import Trace
 from rectgrad.explanation.network import Network, Prepared

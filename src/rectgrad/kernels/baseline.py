@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels.device import is_capturing
+from rectgrad.kernels.reference import wide
 
 Tensors = tuple[Tensor, ...]
 
@@ -67,3 +68,19 @@ def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]
         return tuple(with_rows(b, (x,), change) for b, x in zip(baseline, inputs, strict=True))
     whole = isinstance(baseline, Tensor) and baseline.dim() == inputs[0].dim() and len(baseline) > 1
     return change(baseline) if whole else baseline
+
+
+def weighted_sum(terms: Any) -> Tensors:
+    """Sums of weight * maps; half types are added up in float32."""
+    total: list[Tensor] = []
+    for weight, maps in terms:
+        kinds = [m.dtype for m in maps]
+        added = [weight * wide(m) for m in maps]
+        total = [a + b for a, b in zip(total, added, strict=True)] if total else added
+    return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
+
+
+def value_range(x: Tensor) -> Tensor:
+    """max - min of each sample, shaped to broadcast."""
+    flat = x.detach().reshape(len(x), -1)
+    return column(flat.amax(1) - flat.amin(1), x)

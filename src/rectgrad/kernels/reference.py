@@ -87,3 +87,18 @@ class Reference:
         each = score.reshape(rows, -1)
         passes = each > self.smallest(each, k).unsqueeze(1)
         return torch.where(passes.reshape(score.shape), R, 0)
+
+
+def passes(s: Tensor, q: float, interpolation: str) -> bool:
+    """Whether one of the scores exceeds their q-th percentile."""
+    return bool(percentile(s.unsqueeze(0), q, interpolation) < s.max())
+
+
+def largest_q(s: Tensor, interpolation: str) -> float:
+    """The largest q, to two decimals, at which tau lies below the largest score."""
+    d, ties = len(s), int((s == s.max()).sum())
+    above = ties - 0.5 if interpolation == "nearest" else ties - 1
+    hundredths = min(math.floor(10_000 * (1 - above / (d - 1))) + 1, 10_000)
+    while not passes(s, hundredths / 100, interpolation):
+        hundredths -= 1
+    return hundredths / 100

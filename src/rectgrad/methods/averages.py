@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rectgrad.engine.op import per_sample, wide
+from rectgrad.engine.op import wide
 from rectgrad.engine.points import Ask
 from rectgrad.engine.request import Request
 from rectgrad.kernels.baseline import (
@@ -20,6 +20,8 @@ from rectgrad.kernels.baseline import (
     differences_times,
     each_baseline,
     positions,
+    value_range,
+    weighted_sum,
     with_rows,
 )
 from rectgrad.kernels.draws import generators
@@ -70,7 +72,7 @@ class SmoothGrad(Average):
         return weighted_sum((1 / self.samples, m) for m in maps)
 
     def _noisy(self, inputs: Maps) -> Iterator[Maps]:
-        scale = [self.noise * _range(x) for x in inputs]
+        scale = [self.noise * value_range(x) for x in inputs]
         normal = partial(torch.randn, dtype=torch.float32, device="cpu")
         for own in generators(inputs, self.seed, self.samples):
             noise = (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
@@ -163,19 +165,3 @@ def _blurred(inputs: Maps) -> list[Maps]:
     """Gaussian-blurred copies. Standard deviations: 2, 4, 8, 16 and 32 % of the shorter side."""
     shares = (0.02, 0.04, 0.08, 0.16, 0.32)
     return [tuple(blur(wide(x), s, len(positions(x))).to(x.dtype) for x in inputs) for s in shares]
-
-
-def weighted_sum(terms: Any) -> Maps:
-    """Sums of weight * maps; half types are added up in float32."""
-    total: list[Tensor] = []
-    for weight, maps in terms:
-        kinds = [m.dtype for m in maps]
-        added = [weight * wide(m) for m in maps]
-        total = [a + b for a, b in zip(total, added, strict=True)] if total else added
-    return tuple(t.to(kind) for t, kind in zip(total, kinds, strict=True))
-
-
-def _range(x: Tensor) -> Tensor:
-    """max - min of each sample, shaped to broadcast."""
-    flat = per_sample(x.detach())
-    return column(flat.amax(1) - flat.amin(1), x)

@@ -12,8 +12,7 @@ from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
 from rectgrad.engine.op import Rules, per_sample
 from rectgrad.engine.request import Request
-from rectgrad.kernels.baseline import baselines, differences_times, each_baseline, with_rows
-from rectgrad.methods.averages import weighted_sum
+from rectgrad.kernels.baseline import baselines, differences_times, each_baseline, weighted_sum, with_rows
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option
 

@@ -8,7 +8,6 @@ Deconv   R where R > 0           Guided   R where R > 0 and the pre-activation >
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
-from rectgrad.kernels.reference import SCORES, percentile, rank
+from rectgrad.kernels.reference import SCORES, largest_q, passes, percentile, rank
 
 
 def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
@@ -92,22 +91,8 @@ def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | 
     if tau is not None:
         stopped = bool(0 < s.max() <= tau)
         return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
-    if _passes(s, q, interpolation) or not bool(s.max() > 0):
+    if passes(s, q, interpolation) or not bool(s.max() > 0):
         return None
     if bool((s < s.max()).any()):
         return f"at q={q:g}; the largest q that passes one unit is {largest_q(s, interpolation):.2f}"
     return f"at q={q:g}; no percentile passes scores that are all the same, a constant tau does"
-
-
-def _passes(s: Tensor, q: float, interpolation: str) -> bool:
-    return bool(percentile(s.unsqueeze(0), q, interpolation) < s.max())
-
-
-def largest_q(s: Tensor, interpolation: str) -> float:
-    """The largest q, to two decimals, at which tau lies below the largest score."""
-    d, ties = len(s), int((s == s.max()).sum())
-    above = ties - 0.5 if interpolation == "nearest" else ties - 1
-    hundredths = min(math.floor(10_000 * (1 - above / (d - 1))) + 1, 10_000)
-    while not _passes(s, hundredths / 100, interpolation):
-        hundredths -= 1
-    return hundredths / 100
