@@ -147,7 +147,7 @@ def test_without_ray_there_is_an_error_message(monkeypatch, small):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'rectgrad\[ray\]'"), cluster.session():
         pass
-    with pytest.raises(ValueError, match="ray is for roar-kar"):
+    with pytest.raises(ValueError, match="--engine ray, only roar-kar does"):
         reproduce("claims", out=small, engine="ray")
     with pytest.raises(ValueError, match="local, ray"):
         reproduce("roar-kar", out=small, engine="spark")
