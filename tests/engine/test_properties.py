@@ -21,7 +21,10 @@ from networks import unsettle
 from reference import reference_attribute, tau_of
 from untouched import untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore:the map of sample")  # a small layer at a high q
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the map of sample"),  # a small layer at a high q
+    pytest.mark.filterwarnings("ignore:the relevance of sample"),  # a score near zero
+]
 
 properties = settings(max_examples=200, deadline=None)
 
