@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import rectgrad
+from every_method import EVERY
 from rectgrad.app import controls, drawing, query, script
 from rectgrad.app.folder import ALL, Folder
 from rectgrad.app.layer_names import readable
@@ -49,6 +50,7 @@ def test_controls_that_were_not_moved_leave_every_method_as_it_is_listed():
 def test_every_option_of_every_method_has_a_control_with_a_line_of_help():
     described = json.loads(json.dumps(controls.options()))  # as a page receives it
     wanted = {(type(m).__name__, f.name) for m in METHODS.values() for f in fields(m)}
+    wanted -= {("ExpectedGradients", "baselines"), ("DeepLiftShap", "baselines")}  # tensors
     assert {(kind, field["name"]) for kind, own in described.items() for field in own} == wanted
     assert all(field["help"] and "\n" not in field["help"] for own in described.values() for field in own)
     sent = {kind: {field["name"]: field["default"] for field in own} for kind, own in described.items()}
@@ -57,6 +59,19 @@ def test_every_option_of_every_method_has_a_control_with_a_line_of_help():
 
 def test_every_method_has_a_line_of_help():
     assert all(each["help"] for each in controls.methods())
+
+
+def test_methods_that_need_a_tensor_are_not_offered():
+    assert [each["name"] for each in controls.methods()] == [
+        name for name in METHODS if name != "deeplift_shap"
+    ]
+
+
+def test_only_fast_methods_are_averaged():
+    [over] = [each for each in controls.options()["ExpectedGradients"] if each["name"] == "over"]
+    inner = [choice["value"] for choice in over["choices"]]
+    assert "rectgrad" in inner
+    assert not {"smoothgrad", "expected_gradients", "occlusion", "rise", "deeplift_shap"} & set(inner)
 
 
 def test_a_control_that_was_moved_reaches_all_of_its_kind_and_no_other():
@@ -89,7 +104,7 @@ def test_a_map_takes_a_bounded_number_of_passes():
 # --- maps ---
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_maps_are_those_of_attribute_bit_for_bit(service, seen, name):
     asked = Query((name,), {}, target=3, versus=5)
     expected = rectgrad.attribute(

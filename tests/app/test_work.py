@@ -6,7 +6,9 @@ import threading
 import time
 
 import pytest
+import torch
 
+import rectgrad
 from rectgrad.app.cache import Cache
 from rectgrad.app.work import Stopped, Work, evaluated
 
@@ -82,3 +84,14 @@ def test_what_waits_in_line_and_is_left_never_runs(work):
     again = work.join("line", lambda: "new", slow=True)  # requested again: a new computation
     work.leave(running)
     assert again.future.result(10) == "new"
+
+
+def test_a_computation_of_too_many_inputs_is_refused(work):
+    """However many windows an occlusion has is known only when it runs."""
+    model, x = torch.nn.Flatten(), torch.rand(1, 1, 101, 101)
+    task = work.join("many", lambda: rectgrad.attribute(model, x, "occlusion", 0, window=1), slow=True)
+    with pytest.raises(ValueError, match="at most 10000 inputs for one map, not 10202"):
+        task.future.result()
+    task = work.join("few", lambda: rectgrad.attribute(model, x, "occlusion", 0, window=50), slow=True)
+    task.future.result()
+    assert task.total == 1 + 4 * 4

@@ -14,8 +14,11 @@ import rectgrad
 from commands import TINY, photo
 from rectgrad import cli
 from rectgrad.cli import COMMANDS
-from rectgrad.cli.progress import progress
+from rectgrad.cli import progress as bars
+from rectgrad.cli.options import picture_methods
+from rectgrad.cli.progress import evaluating, progress
 from rectgrad.methods.catalog import METHODS
+from rectgrad.methods.method import progress as told
 
 
 def test_no_arguments_and_the_version(run):
@@ -32,6 +35,7 @@ def test_lists(run):
     assert all(name in out for name in METHODS)
     _, out, _ = run("methods", "--json")
     assert json.loads(out)["smoothgrad"]["over"] == "saliency"
+    assert json.loads(out)["expected_gradients"] == {"over": "saliency", "samples": 50, "seed": 0}
     _, out, _ = run("models")
     assert "efficientnet_lite0" in out
     _, out, _ = run("models", "--json")
@@ -68,6 +72,10 @@ ERRORS = {
     "bad maps": (["explain", "--maps", "csv"], "npy or npz"),
     "bad batch size": (["explain", "--batch-size", "0"], "batch-size"),
     "bad sweep": (["sweep", "--q", "1,two"], "'two'"),
+    "bad window": (["explain", "--method", "occlusion", "--window", "0"], "window must be at least 1"),
+    "bad masks": (["explain", "--method", "rise", "--masks", "many"], "'--masks'"),
+    "tensor": (["explain", "--method", "expected_gradients", "--baselines", "0"], "--baselines"),
+    "needs a tensor": (["explain", "--method", "deeplift_shap", "--model", TINY], "needs baselines"),
     "bad comparison": (["compare", "--methods", "saliency,x"], "unknown method 'x'"),
     "out is a file": (["explain", "--model", TINY, "--out", "taken"], "taken"),
     "unreadable photo": (["layers", "taken", "--model", TINY], "taken"),
@@ -174,3 +182,47 @@ def test_progress_is_a_bar_with_rate_and_time_left_on_a_terminal(monkeypatch):
     assert "3/3" in screen.getvalue()
     assert "/s" in screen.getvalue()
     assert "0:00:00" in screen.getvalue()
+
+
+def test_all_methods_are_those_that_take_seconds():
+    chosen = picture_methods("all", 98)
+    assert set(METHODS) - set(chosen) == {"deeplift_shap", "rise"}
+    assert list(picture_methods("rise", 98)) == ["rise"]
+
+
+def test_the_progress_of_a_map_that_takes_long(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with evaluating():
+        for done in range(1, 41):  # quick: nothing to tell
+            told.get()(done, 40)
+        assert capsys.readouterr().err == ""
+        for done in range(1, 41):
+            now[0] += 1
+            told.get()(done, 40)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("evaluating: 14/40")
+    assert last.startswith("evaluating: 40/40")
+    assert told.get()(1, 2) is None
+
+
+def test_the_progress_of_a_map_is_a_bar_below_that_of_the_photos(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("rectgrad.cli.progress.SOON", -1)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress(2, "explaining") as advance, evaluating():
+        [shown] = bars._live
+        for _ in range(2):
+            for done in range(1, 31):
+                told.get()(done, 30)
+            shown.refresh()
+            advance()
+    assert "evaluating" in screen.getvalue()
+    assert "30/30" in screen.getvalue()
+    assert "2/2" in screen.getvalue()

@@ -16,6 +16,9 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
 ]
 METHODS = {
+    "expected_gradients": {"samples": 4},
+    "occlusion": {},
+    "rise": {"masks": 20},
     "rectgrad": {"q": 80},
     "rectgrad_prr": {"q": 80},
     "rectgrad_mod": {"q": 80},

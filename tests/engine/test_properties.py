@@ -196,6 +196,7 @@ rectgrads = st.tuples(
 )
 FEW: dict[str, dict[str, Any]] = QUICK | {"integrated_gradients": {"steps": 3}}
 others = st.sampled_from([(name, FEW.get(name, {})) for name in EVERY if "rectgrad" not in name])
+RANDOM = ("smoothgrad", "random", "expected_gradients", "rise")
 asks = rectgrads | others
 
 
@@ -314,7 +315,7 @@ def test_nothing_is_left_behind(plan: Plan, ask: Ask, frozen: bool, fails: bool)
 
 
 @properties
-@given(plan=plans(), ask=rectgrads | others.filter(lambda ask: ask[0] not in ("smoothgrad", "random")))
+@given(plan=plans(), ask=rectgrads | others.filter(lambda ask: ask[0] not in RANDOM))
 def test_maps_are_those_of_the_reference(plan: Plan, ask: Ask) -> None:
     model, x = batch(plan)
     assume(decided(model, x, ask))

@@ -9,6 +9,7 @@ gradient before the pooling's has replaced it.
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from captum import attr
@@ -17,6 +18,7 @@ from captum.attr._utils.lrp_rules import EpsilonRule
 from torch import Tensor, nn
 
 import rectgrad
+from rectgrad.kernels.draws import bytes_of, generator_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Setting (forward, )?backward hooks"),
@@ -154,6 +156,26 @@ def noise_like(x: Tensor) -> Tensor:
     return 0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
+def captum_occlusion(model: nn.Module, x: Tensor, target: Tensor, window: tuple, stride: tuple) -> Tensor:
+    """Captum's window has a side for the channels too, and its maps have the whole fall in every channel."""
+    channels = x.shape[1]
+    shapes = {"sliding_window_shapes": (channels, *window), "strides": (channels, *stride)}
+    return attr.Occlusion(model).attribute(x, target=target, baselines=0.2, **shapes) / channels
+
+
+def captum_gradient_shap(model: nn.Module, x: Tensor, target: Tensor, samples: int) -> Tensor:
+    """With our draws: Captum asks numpy for all those of the first sample, then of the second, and so on."""
+    parts = ((str(j).encode(), bytes_of(row.float())) for row in x for j in range(samples))
+    drawn = [torch.rand(2, generator=generator_of(b"0", *each)).tolist() for each in parts]
+    which, t = (np.array(each) for each in zip(*((int(u * len(x)), t) for u, t in drawn), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np.random, "choice", lambda count, size: which)
+        patch.setattr(np.random, "uniform", lambda low, high, size: t)
+        return attr.GradientShap(model).attribute(
+            x, noise_like(x), n_samples=samples, stdevs=0.0, target=target
+        )
+
+
 CASES = {
     "saliency": (
         "saliency",
@@ -178,6 +200,26 @@ CASES = {
         "deeplift",
         {"baseline": noise_like},
         lambda model, x, target: attr.DeepLift(model).attribute(x, noise_like(x), target=target),
+    ),
+    "deeplift_shap": (
+        "deeplift_shap",
+        {"baselines": noise_like},
+        lambda model, x, target: attr.DeepLiftShap(model).attribute(x, noise_like(x), target=target),
+    ),
+    "expected_gradients": (
+        "expected_gradients",
+        {"baselines": noise_like, "samples": 6},
+        lambda *args: captum_gradient_shap(*args, 6),
+    ),
+    "occlusion": (
+        "occlusion",
+        {"window": 5, "stride": 3, "baseline": 0.2},
+        lambda *args: captum_occlusion(*args, (5, 5), (3, 3)),
+    ),
+    "occlusion_side_by_side": (
+        "occlusion",
+        {"window": 4, "stride": 4, "baseline": 0.2},
+        lambda *args: captum_occlusion(*args, (4, 4), (4, 4)),
     ),
     "epsilon_lrp": (
         "epsilon_lrp",

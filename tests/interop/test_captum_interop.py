@@ -8,6 +8,7 @@ from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import EVERY, QUICK
 from rectgrad.interop.captum import MethodAttribution
 from rectgrad.methods.catalog import METHODS
 from rectgrad.models import load
@@ -25,16 +26,17 @@ def x() -> Tensor:
     return torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_attribute_is_ours(model, x, name):
-    ours = rectgrad.attribute(model, x, name, target=[1, 2, 3])
+    options = QUICK.get(name, {})
+    ours = rectgrad.attribute(model, x, name, target=[1, 2, 3], **options)
     for target in ([1, 2, 3], torch.tensor([1, 2, 3])):
-        assert torch.equal(MethodAttribution(model, name).attribute(x, target=target), ours)
+        assert torch.equal(MethodAttribution(model, name, **options).attribute(x, target=target), ours)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_noise_tunnel_takes_it(model, x, name):
-    tunnel = NoiseTunnel(MethodAttribution(model, name))
+    tunnel = NoiseTunnel(MethodAttribution(model, name, **QUICK.get(name, {})))
     torch.manual_seed(0)
     found = tunnel.attribute(x, nt_type="smoothgrad", nt_samples=3, stdevs=0.1, target=1)
     assert found.shape == x.shape
@@ -102,6 +104,9 @@ def test_what_multiplies_by_the_input_says_so(model):
     multiplies = {name: MethodAttribution(model, name).multiplies_by_inputs for name in METHODS}
     assert multiplies["rectgrad"]
     assert multiplies["integrated_gradients"]
+    assert multiplies["expected_gradients"]
+    assert multiplies["deeplift_shap"]
     assert not multiplies["saliency"]
     assert not multiplies["guided_backprop"]
+    assert not multiplies["occlusion"]
     assert not MethodAttribution(model, "rectgrad", multiply_by_input=False).multiplies_by_inputs

@@ -1,4 +1,4 @@
-"""SmoothGrad and Integrated Gradients: several copies in one pass give what one at a time gives."""
+"""SmoothGrad, Integrated and Expected Gradients: several copies in one pass give what one alone gives."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -9,27 +9,27 @@ import torch.nn.functional as F
 from torch import nn
 
 import rectgrad
-from every_method import possible
+from every_method import BACKWARD, possible
 from networks import NETWORKS
-from rectgrad import IntegratedGradients, Saliency, SmoothGrad
+from rectgrad import ExpectedGradients, IntegratedGradients, Saliency, SmoothGrad
 from rectgrad.engine import points as copies
 from rectgrad.kernels import device
+from rectgrad.kernels.draws import bytes_of, generator_of
 from rectgrad.methods import Method
-from rectgrad.methods.control import bytes_of, generator_of
 
 AVERAGES = {
     "smoothgrad": lambda over: SmoothGrad(over, samples=9),
     "integrated_gradients": lambda over: IntegratedGradients(over, steps=9, baseline=0.1),
+    "expected_gradients": lambda over: ExpectedGradients(over, samples=9, seed=1),
 }
-INNER = {
-    name: method for name, method in rectgrad.METHODS.items() if name not in AVERAGES and name != "random"
-} | {
+INNER = {name: rectgrad.METHODS[name] for name in BACKWARD} | {
     "rectgrad": rectgrad.RectGrad(q=80),
     "rectgrad_prr": rectgrad.RectGrad(q=80, prr=True),
     "rectgrad_mod": rectgrad.RectGrad(q=80, rule="mod"),
     "random": rectgrad.RandomMap(seed=3),
     "smoothgrad": SmoothGrad(rectgrad.GradientXInput(), samples=5, seed=2),
     "integrated_gradients": IntegratedGradients(rectgrad.GuidedBackprop(), steps=5),
+    "expected_gradients": ExpectedGradients(rectgrad.GuidedBackprop(), samples=5),
 }
 quiet = pytest.mark.filterwarnings("ignore:the map of sample", "ignore:DeepLIFT")
 

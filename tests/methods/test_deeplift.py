@@ -55,3 +55,37 @@ def test_an_op_without_an_exact_rule_is_listed(name):
     plain, rows = kept.trace.plain(), zip(kept.trace.rows, kept.trace.layers(), strict=True)
     exact = deeplift_error(model, x, 0.0, target=1) < 1e-9
     assert {row.name for row, layer in rows if layer in plain} == (set() if exact else {op})
+
+
+# --- several baselines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the model ends in a softmax")
+@pytest.mark.parametrize("name", DEEPLIFT)
+def test_the_mean_over_baselines_sums_to_the_mean_difference(name):
+    model, x = prepare(DEEPLIFT[name])
+    baselines = torch.cat([noise_like(x[:2]), 0.4 + torch.zeros_like(x[:1])])
+    maps = rectgrad.attribute(model, x, "deeplift_shap", target=1, baselines=baselines)
+    each = [rectgrad.attribute(model, x, "deeplift", target=1, baseline=b) for b in baselines]
+    torch.testing.assert_close(maps, torch.stack(each).mean(0), rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        difference = torch.stack([model(x) - model(b.expand_as(x)) for b in baselines]).mean(0)[:, 1]
+    assert ((maps.flatten(1).sum(1) - difference).abs() <= 1e-9 * maps.abs().flatten(1).sum(1)).all()
+
+
+def test_the_class_is_that_of_the_input_for_all_baselines():
+    model, x = prepare(DEEPLIFT[next(iter(DEEPLIFT))])
+    best = model(x).argmax(1)
+    found, expected = (
+        rectgrad.attribute(model, x, "deeplift_shap", target, baselines=noise_like(x))
+        for target in (None, best)
+    )
+    assert torch.equal(found, expected)
+    kept = rectgrad.record(model, x)
+    assert torch.equal(kept.attribute("deeplift_shap", baselines=noise_like(x)), expected)
+
+
+def test_baselines_must_be_given():
+    model, x = prepare(DEEPLIFT[next(iter(DEEPLIFT))])
+    with pytest.raises(ValueError, match=r"DeepLiftShap needs baselines, a tensor \(B, ...\)"):
+        rectgrad.attribute(model, x, "deeplift_shap")

@@ -81,6 +81,9 @@ CASES = {
     "excitation_contrastive": ("excitation_backprop", {"contrastive": True}),
     "deeplift": ("deeplift", {}),
     "deeplift_noise": ("deeplift", {"baseline": noise_like}),
+    "deeplift_shap": ("deeplift_shap", {"baselines": lambda x: torch.stack([0.3 * x[0], -x[1]])}),
+    "occlusion": ("occlusion", {"window": 3, "stride": 2}),
+    "occlusion_noise": ("occlusion", {"window": 2, "baseline": noise_like}),
     "integrated": ("integrated_gradients", {"steps": 4}),
     "integrated_right": ("integrated_gradients", {"steps": 3, "quadrature": "right", "baseline": 0.2}),
     "integrated_guided": ("integrated_gradients", {"steps": 3, "over": "guided_backprop"}),
@@ -93,6 +96,8 @@ UNDEFINED = {  # no meaning is fixed for these
     ("division", "epsilon_lrp"): "a quotient of two data tensors",
     ("division", "epsilon_lrp_large"): "a quotient of two data tensors",
     ("two_inputs", "deeplift_noise"): "one baseline tensor for two inputs",
+    ("two_inputs", "deeplift_shap"): "one tensor of baselines for two inputs",
+    ("two_inputs", "occlusion_noise"): "one baseline tensor for two inputs",
 }
 PAIRS = [(n, c) for n in NETWORKS for c in CASES if (n, c) not in UNDEFINED]
 

@@ -11,12 +11,14 @@ from reference.deeplift import deeplift_rule
 from reference.gradients import FINAL, PRESETS, RAW, Maps, baseline_of
 from reference.graph import backward, run, trace
 from reference.lrp import lrp_rule
+from reference.perturbation import occlusion
 
 
 def reference_attribute(
     model: nn.Module, inputs: Tensor | tuple[Tensor, ...], method: str, target: Any = None, **options: Any
 ) -> Tensor | tuple[Tensor, ...]:
-    """What `rectgrad.attribute` must give, sample by sample and node by node. SmoothGrad is not here.
+    """What `rectgrad.attribute` must give, sample by sample and node by node. Without random numbers: not
+    SmoothGrad, Expected Gradients and RISE.
 
     `target` may be a function of the outputs of a network with one input; it is then part of the network.
     """
@@ -26,6 +28,7 @@ def reference_attribute(
     samples = []
     for n in range(len(batch[0])):
         own = {k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in options.items()}
+        own |= {k: v for k, v in options.items() if k == "baselines"}  # all of them, for every sample
         sample = tuple(x[n : n + 1].detach() for x in batch)
         samples.append(one_map(graph, sample, method, target_of(target, n), own))
     maps = tuple(torch.cat(parts) for parts in zip(*samples, strict=True))
@@ -64,6 +67,11 @@ def one_map(graph: fx.GraphModule, sample: Maps, method: str, target: Any, optio
         preset = RELEVANCE[method]
         maps = backward(record, start * record.output, lrp_rule(**{**preset, **options}))
         return tuple(m.clamp(min=0) for m in maps) if options.get("contrastive") else maps
+    if method == "occlusion":
+        return occlusion(lambda point: float((start * run(graph, point).output).sum()), sample, **options)
+    if method == "deeplift_shap":
+        each = [one_map(graph, sample, "deeplift", target, {"baseline": b}) for b in options["baselines"]]
+        return tuple(sum(maps) / len(each) for maps in zip(*each, strict=True))
     if method == "deeplift":
         zero = baseline_of(sample, **options)
         multipliers = backward(record, start, deeplift_rule(run(graph, zero)))

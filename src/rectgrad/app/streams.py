@@ -143,8 +143,8 @@ async def _map(
     try:
         async for each in waiting.result(task):
             if isinstance(each, int):
-                progress = {"kind": "progress", "method": name, "done": each, "total": task.total}
-                yield drawing.message(progress)
+                total = task.total or controls.evaluations(method)
+                yield drawing.message({"kind": "progress", "method": name, "done": each, "total": total})
                 continue
             found = each[1]
             described, data = drawing.packed(drawing.plane(name, found.values, wanted.query))
@@ -184,7 +184,7 @@ async def _specificity(waiting: Waiting, wanted: Wanted, name: str, method: Meth
                 found: Explanation = each[1]
                 yield drawing.message(content | _described(found))
             elif slow:
-                progress = {"done": each, "total": task.total}
+                progress = {"done": each, "total": task.total or controls.evaluations(method)}
                 yield drawing.message({"kind": "progress", "method": name} | progress)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         yield drawing.message(content | {"note": message_of(error)})

@@ -22,9 +22,18 @@ except ImportError as error:
 
 from rectgrad.api import attribute
 from rectgrad.engine.target import logits
-from rectgrad.methods import DeepLift, EpsilonLRP, GradientXInput, Method
-from rectgrad.methods.averages import IntegratedGradients
+from rectgrad.methods import (
+    DeepLift,
+    DeepLiftShap,
+    EpsilonLRP,
+    ExpectedGradients,
+    GradientXInput,
+    IntegratedGradients,
+    Method,
+)
 from rectgrad.methods.catalog import as_method
+
+_MULTIPLYING = (GradientXInput, IntegratedGradients, ExpectedGradients, EpsilonLRP, DeepLift, DeepLiftShap)
 
 
 class MethodAttribution(Attribution):
@@ -50,7 +59,7 @@ class MethodAttribution(Attribution):
     @property
     def multiplies_by_inputs(self) -> bool:
         """Whether the map contains the factor `input`."""
-        always = isinstance(self.method, (GradientXInput, IntegratedGradients, EpsilonLRP, DeepLift))
+        always = isinstance(self.method, _MULTIPLYING)
         return always or bool(getattr(self.method, "multiply_by_input", False))
 
 
