@@ -175,6 +175,25 @@ def test_completeness(model, pixels, method):
     torch.testing.assert_close(maps.sum((1, 2, 3)), difference, rtol=rtol, atol=1e-6)
 
 
+CLASS_LAYERS = {
+    "ResNet": ("resnet.encoder.stages.3.layers.0.activation", (32, 2, 2)),
+    "ConvNext": ("convnext.encoder.stages.3.layers.0.act", (2, 2, 128)),
+    "ViT": ("0.mlp", (65, 64)),  # the last block of two has a gradient at the class token alone
+    "Swin": ("1.blocks.1.", (64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", CLASS_LAYERS)
+def test_the_class_layer(pixels, name):
+    part, shape = CLASS_LAYERS[name]
+    kept = rectgrad.record(built(name), pixels)
+    kept.attribute("gradcam")
+    rows = zip(kept.trace.rows, kept.trace.layers(), strict=True)
+    [(row, layer)] = [(row, layer) for row, layer in rows if row.rule == "class layer"]
+    assert part in layer
+    assert row.shape[1:] == shape
+
+
 @pytest.mark.parametrize("name", ["ViT", "Swin"])
 def test_both_ways_of_attention_have_the_same_maps(pixels, name):
     """Torch's fused attention, and the one written out, whose softmax is always of float32."""

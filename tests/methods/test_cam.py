@@ -210,7 +210,7 @@ REFUSED = {
     "no activation": (
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(32, 3)),
         (2, 1, 6, 6),
-        "no rectified one at all",
+        "no activation at all",
     ),
     "one position": (
         nn.Sequential(nn.Conv2d(1, 2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3)),
@@ -397,9 +397,9 @@ def test_a_shared_activation_belongs_to_the_block_that_calls_it():
 
 def test_wrong_layers():
     model, x = NETWORKS["residual"](0)
-    with pytest.raises(ValueError, match=r"no layer '4.lost'; similar names are 4.last"):
+    with pytest.raises(ValueError, match=r"'4.lost' does not exist; layers with similar names are 4.last"):
         rectgrad.attribute(model, x, "gradcam", layer="4.lost")
-    with pytest.raises(ValueError, match=r"layer '8' has no positions.*shape \(2, 6\)"):
+    with pytest.raises(UnsupportedModelError, match=r"no layer '8' with positions.*shape \(2, 6\)"):
         rectgrad.attribute(model, x, "gradcam", layer="8")
     with pytest.raises(ValueError, match=r"layer '3.shortcut' made no tensor"):
         rectgrad.attribute(model, x, "gradcam", layer="3.shortcut")

@@ -75,8 +75,7 @@ class Request:
 
     def rows(self, start: int, stop: int) -> Request:
         """Some of the samples."""
-        inputs = tuple(x[start:stop] for x in self.inputs)
-        rows = self._of_samples(lambda x: x[start:stop], inputs)
+        rows = self._of_samples(lambda x: x[start:stop], tuple(x[start:stop] for x in self.inputs))
         return replace(rows, offset=self.number(start), copies=1)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor], inputs: Maps) -> Request:

@@ -33,10 +33,7 @@ class GradCAM(Method):
     per_sample: ClassVar[bool] = True
     facts: ClassVar[tuple[Finder, ...]] = (find_gates,)
     title: ClassVar[str] = "Grad-CAM"
-
-    @property
-    def everything(self) -> bool:  # type: ignore[override]
-        return self.layer is not None
+    everything = property(lambda self: self.layer is not None)
 
     def rules(self) -> Rules:
         return rules.class_layer_rules()
@@ -58,15 +55,9 @@ class GuidedGradCAM(Method):
     variant: str = option("gradcam", _FORMULA, choices=tuple(VARIANTS))
     per_sample: ClassVar[bool] = True
     title: ClassVar[str] = "guided Grad-CAM"
-    everything = GradCAM.everything
-
-    @property
-    def one_backward(self) -> bool:  # type: ignore[override]
-        return self.over.one_backward
-
-    @property
-    def decompose(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.over.decompose
+    everything = property(lambda self: self.layer is not None)
+    one_backward = property(lambda self: self.over.one_backward)
+    decompose = property(lambda self: self.over.decompose)
 
     def rules(self) -> Rules:
         return rules.class_layer_rules(self.over.rules())

@@ -9,7 +9,7 @@ the class token alone has its class layer in an earlier block.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -66,20 +66,19 @@ def class_layers(
     asked = None if layer is None else _output_of(layer, passed)
     wanted = _activations(passed.ops) if asked is None else {id(asked)}
     settled = torch.zeros(passed.n, dtype=torch.bool, device=scores.device)
-    found, reached, done = list[ClassLayer](), None, False
+    found, arrived, done = list[ClassLayer](), list[Tensor](), False
 
     def look(op: Op, R: Tensor) -> bool:
-        nonlocal settled, reached, done
+        nonlocal settled, done
         if request.observe is not None:
             request.observe(op, R)
         image = _image_of(op, passed, request) if not done and id(op) in wanted else None
         if image is None or op.facts.gate:
             return done
-        arrives = (R.flatten(1) != 0).any(1).to(settled.device)
-        reached = arrives if reached is None else reached | arrives
-        several = (image(R) != 0).any(1).flatten(1).sum(1).to(settled.device) > 1
-        rows = ~settled & (several if asked is None else True)
+        positions = (image(R) != 0).any(1).flatten(1).sum(1).to(settled.device)
+        rows = ~settled & ((positions > 1) if asked is None else True)
         settled, capturing = settled | rows, is_capturing(R.device)
+        arrived.append(R.flatten(1).any(1))
         if capturing or bool(rows.any()):
             found.append(ClassLayer(op, rows, image(_activation(op)), image(R)))
         # What is captured must not ask for values: it goes as far as the passes before it.
@@ -90,14 +89,12 @@ def class_layers(
     for each in found:
         each.op.rule, request.memo[_NAME] = _NAME, each.op.index
     i = first_wrong(request, ~settled)
-    if i is not None and asked is not None:
-        shape = f"its output has shape {tuple(asked.shape)}"
-        raise ValueError(f"layer {layer!r} has no positions that the score depends on; {shape}")
-    if i is not None and (reached is None or bool(reached[i])):  # else its map is zero
-        shapes = [str(tuple(op.shape)) for op in passed.ops if op.family in ops.RECTIFIERS][-1:]
-        last = f"the last one has shape {shapes[0]}" if shapes else "there is no rectified one at all"
-        lack = "no activation with positions, (N, C, d1..dk), where the score's gradient reaches several"
-        raise unsupported(type(plan).__name__, f"{lack}; {last}")
+    if i is not None and (not arrived or any(bool(each[i]) for each in arrived)):  # else its map is zero
+        what = f"layer {layer!r}" if layer is not None else "activation"
+        last = asked or next((op for op in reversed(passed.ops) if op.family in ops.RECTIFIERS), None)
+        shape = f"the last one has shape {tuple(last.shape)}" if last else "there is no activation at all"
+        lack = f"no {what} with positions, (N, C, d1..dk), where the score's gradient reaches several"
+        raise unsupported(type(plan).__name__, f"{lack}; {shape}")
     return found
 
 
@@ -124,15 +121,13 @@ def _activation(op: Op) -> Tensor:
 
 def _output_of(name: str, passed: Pass) -> Op:
     """The op that made the output of a module's last call: the last one that ran inside it."""
-    rows = passed.trace.rows
-    root = passed.trace.root or outermost(rows)
+    root = passed.trace.root or outermost(passed.trace.rows)
     modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
-    if name not in modules:
-        near = ", ".join(difflib.get_close_matches(name, modules, 5, 0.3)) or "not found either"
-        raise ValueError(f"the model has no layer {name!r}; similar names are {near}")
-    inside = [row.op for row in rows if any(each is modules[name] for each in row.modules)]
+    inside = [row.op for row in passed.trace.rows if modules.get(name) in row.modules]
     if not inside or inside[-1] is None:
-        raise ValueError(f"layer {name!r} made no tensor that was recorded; name one before or after it")
+        lack = "made no tensor that is recorded" if name in modules else "does not exist"
+        near = ", ".join(difflib.get_close_matches(name, modules, 5, 0.3))
+        raise ValueError(f"the layer {name!r} {lack}; layers with similar names are {near}")
     return inside[-1]
 
 
@@ -143,12 +138,7 @@ def _image_of(op: Op, passed: Pass, request: Request) -> Image | None:
     for row in passed.trace.rows:
         grids.meet(row.name, row.family, row.source, row.shape)
         if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
-            grids.join(_lengths(row.op))
+            parts, shapes = row.op.spec.argument("tensors", row.op.args, row.op.kwargs), row.op.input_shapes
+            grids.join(((shapes[x] if type(x) is Slot else x.shape)[1], type(x) is Slot) for x in parts)
         grids.after |= row.op is op
     return grids.image(op.shape, op.facts.channels_last)
-
-
-def _lengths(op: Op) -> Iterator[tuple[int, bool]]:
-    """How many tokens each part of a `cat` has, and whether it depends on the input."""
-    for part in op.spec.argument("tensors", op.args, op.kwargs):
-        yield (op.input_shapes[part][1], True) if type(part) is Slot else (part.shape[1], False)
