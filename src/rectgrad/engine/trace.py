@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rectgrad.engine.op import Op
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-_CALL = nn.Module.__call__.__code__  # type: ignore[attr-defined]
+_CALL = nn.Module.__call__.__code__
 _SCREEN = 18  # rows of a table that is not shown whole
 
 
@@ -126,7 +126,7 @@ def calling_function() -> str | None:
 
 def calling_modules(engine: str = "") -> tuple[nn.Module, ...]:
     """The modules whose methods are running, innermost first. engine: the file of frames to pass over."""
-    found, frame = [], sys._getframe(1)
+    found, frame = list[nn.Module](), sys._getframe(1)
     while frame is not None:
         code = frame.f_code  # around the innermost method, calls of modules tell: they are quick to ask
         if code is _CALL or (not found and code.co_varnames[:1] == ("self",) and code.co_filename != engine):

@@ -57,10 +57,13 @@ class Explanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What belongs under every picture of this map: its specificity, a caution, the warnings."""
+        """What belongs under every picture of this map: its specificity, a caution, the layer, the warnings."""
         note = f": {self.specificity_note}" if self.specificity_note else ""
+        rows = zip(self.trace.rows, self.trace.layers(), strict=True)
+        layers = [layer for row, layer in rows if row.rule.endswith("class layer")]
         return (
             f"Specificity {value_of(self)}{note}.",
+            *([f"Class layer: {' and '.join(layers)}."] if layers else []),
             *(f"Warning: {sentence}." for sentence in self.warnings),
         )
 
