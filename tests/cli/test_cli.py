@@ -53,7 +53,7 @@ ERRORS = {
     "photos without photos": (["reproduce", "claims", "--model", "inception_v4"], "coherence"),
     "no records": (["reproduce", "report", "--out", "empty"], "no records"),
     "no such weights": (["explain", "--model", "inception_v4", "--weights", "none.pt"], "none.pt"),
-    "no such method": (["explain", "--method", "gradcam"], "rectgrad"),
+    "no such method": (["explain", "--method", "scorecam"], "rectgrad"),
     "option of another method": (["explain", "--method", "saliency", "--q", "90"], "saliency"),
     "bad q": (["explain", "--q", "101"], "from 0 to 100"),
     "q is no number": (["explain", "--q", "high"], "'--q'"),

@@ -57,3 +57,11 @@ def test_a_notebook_shows_the_picture_and_escapes_names():
     assert "x &amp; y" in html
     assert "<b>" not in html
     assert "Specificity" in re.sub(r"<[^>]*>", "", html)  # as text, not in the picture alone
+
+
+@pytest.mark.parametrize("method", ["gradcam", "guided_gradcam"])
+def test_the_picture_names_the_class_layer(method):
+    found = rectgrad.explain(X, tiny(), method)
+    [note] = [note for note in found.notes if "layer" in note]
+    assert note == "Class layer: 3."
+    assert not any("layer" in note for note in rectgrad.explain(X, tiny(), "saliency").notes)

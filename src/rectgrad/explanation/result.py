@@ -56,10 +56,13 @@ class Explanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The lines under every picture of this map: its specificity, a caution and the warnings."""
+        """The lines under every picture of this map: specificity, caution, class layer and warnings."""
         note = f": {self.specificity_note}" if self.specificity_note else ""
+        rows = zip(self.trace.rows, self.trace.layers(), strict=True)
+        layers = [layer for row, layer in rows if row.rule.endswith("class layer")]
         return (
             f"Specificity {value_of(self)}{note}.",
+            *([f"Class layer: {' and '.join(layers)}."] if layers else []),
             *(f"Warning: {message}." for message in self.warnings),
         )
 
