@@ -47,7 +47,9 @@ def after() -> tuple[nn.Module, Tensor]:
 def before() -> tuple[nn.Module, Tensor]:
     """The shift does not reach the padding."""
     dilated = norm(6), nn.Conv2d(6, 8, 3, padding=2, dilation=2)
-    return cnn(nn.ReLU(), *dilated, nn.ReLU(), norm(8), nn.Conv2d(8, 6, (2, 3), padding=1, groups=2), nn.ReLU())
+    return cnn(
+        nn.ReLU(), *dilated, nn.ReLU(), norm(8), nn.Conv2d(8, 6, (2, 3), padding=1, groups=2), nn.ReLU()
+    )
 
 
 def between() -> tuple[nn.Module, Tensor]:

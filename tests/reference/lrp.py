@@ -165,7 +165,14 @@ def adds_constant(record: Run, node: fx.Node) -> bool:
 
 def scales_or_shifts(record: Run, node: fx.Node) -> bool:
     """Zero padding too: with a convolution it is one linear map."""
-    kinds = ("add", "sub", "mul", "truediv", "batch_norm", *("pad",) * (node.kwargs.get("mode") == "constant"))
+    kinds = (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "batch_norm",
+        *("pad",) * (node.kwargs.get("mode") == "constant"),
+    )
     return len(record.sources(node)) == 1 and family(node) in kinds
 
 

@@ -189,7 +189,7 @@ class RecordedPass(Pass):
         finders = (*method.facts, find_channels) if observed else method.facts
         if method.rectifies and any(op.family == "relu6" for op in self.recorder.ops):
             finders = (find_gates, *finders)
-        graph = Graph.of_ops(self._root) if finders else None
+        graph: Any = Graph.of_ops(self._root) if finders else None
         for find in finders:
             find(graph)
 

@@ -57,6 +57,7 @@ def answers(
     heard: Heard,
 ) -> list[Explanation]:
     """The explanations, with the warnings heard so far. asked: whether to compute the specificity."""
+    method = network.bounded(method)
     scores = _scores(recorded, len(batch))
     if scores is not None and scores.shape[1] > 1:
         network.check_labels(scores.shape[1])

@@ -22,9 +22,10 @@ except ImportError as error:
 
 from rectgrad.api import attribute
 from rectgrad.engine.target import logits
-from rectgrad.methods import DeepLift, EpsilonLRP, GradientXInput, Method
+from rectgrad.methods import DeepLift, GradientXInput, Method
 from rectgrad.methods.averages import IntegratedGradients
 from rectgrad.methods.catalog import as_method
+from rectgrad.methods.lrp import Relevance
 
 
 class MethodAttribution(Attribution):
@@ -50,7 +51,7 @@ class MethodAttribution(Attribution):
     @property
     def multiplies_by_inputs(self) -> bool:
         """Whether the map contains the factor `input`."""
-        always = isinstance(self.method, (GradientXInput, IntegratedGradients, EpsilonLRP, DeepLift))
+        always = isinstance(self.method, (GradientXInput, IntegratedGradients, Relevance, DeepLift))
         return always or bool(getattr(self.method, "multiply_by_input", False))
 
 
