@@ -7,6 +7,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -36,6 +37,7 @@ from rectgrad.engine.torch_private import (
 )
 from rectgrad.engine.trace import Trace, module_names
 from rectgrad.kernels.device import free_unused_memory, out_of_memory
+from rectgrad.kernels.relevance_ops import Conservation
 from rectgrad.methods.catalog import as_method
 from rectgrad.methods.method import Method
 
@@ -103,7 +105,7 @@ class Record(Generic[Inputs]):
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
-        self._parts = [request]
+        self._parts, self._measures = [request], list[Any]()
         if (only is None or only.per_sample) and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
@@ -133,12 +135,15 @@ class Record(Generic[Inputs]):
         asked = chosen(method, options)
         assert self._only is None or asked == self._only
         whole = self._request.asking(target)
+        self._measures, self._trace.measure = [], None
 
         def maps() -> Maps:
             _refuse(whole, asked)
             if whole.n == 0:
                 return tuple(torch.zeros_like(x) for x in whole.inputs)
-            return _joined([self._part(part, whole, asked) for part in self._parts])
+            found = _joined([self._part(part, whole, asked) for part in self._parts])
+            self._trace.measure = partial(Conservation.joined, self._measures)
+            return found
 
         return _given_back(preserved(whole, maps), self._as_tuple)
 
@@ -149,6 +154,8 @@ class Record(Generic[Inputs]):
         asked.region = whole.region
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
+        self._measures.append(self._trace.measure)
+        self._trace.measure = None
         return maps
 
 

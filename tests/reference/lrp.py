@@ -148,7 +148,7 @@ def layer_ending_at(record: Run, node: fx.Node) -> list[fx.Node]:
     nodes = [node]
     while family(nodes[0]) not in WEIGHTED:
         sources = record.sources(nodes[0])
-        after = family(nodes[0]) == "batch_norm" and nodes[0] is node or adds_constant(record, nodes[0])
+        after = (family(nodes[0]) == "batch_norm" and nodes[0] is node) or adds_constant(record, nodes[0])
         if not after or len(sources) != 1 or len(sources[0].users) > 1:
             return []
         nodes.insert(0, sources[0])

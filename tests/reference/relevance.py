@@ -1,4 +1,4 @@
-"""How a linear layer shares relevance among its inputs, from the formulas: one layer of one sample, as vectors.
+"""How a linear layer shares relevance among its inputs, from the formulas; one sample, all as vectors.
 
 x: the inputs; w: (outputs, inputs); b: the biases; R: the relevance of the outputs. Montavon et al. 2019,
 table 1, for inputs of either sign; Zhang et al. 2016 for excitation backprop.

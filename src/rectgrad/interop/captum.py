@@ -22,7 +22,7 @@ except ImportError as error:
 
 from rectgrad.api import attribute
 from rectgrad.engine.target import logits
-from rectgrad.methods import DeepLift, GradientXInput, Method
+from rectgrad.methods import DeepLift, ExcitationBackprop, GradientXInput, Method
 from rectgrad.methods.averages import IntegratedGradients
 from rectgrad.methods.catalog import as_method
 from rectgrad.methods.lrp import Relevance
@@ -51,8 +51,8 @@ class MethodAttribution(Attribution):
     @property
     def multiplies_by_inputs(self) -> bool:
         """Whether the map contains the factor `input`."""
-        always = isinstance(self.method, (GradientXInput, IntegratedGradients, Relevance, DeepLift))
-        return always or bool(getattr(self.method, "multiply_by_input", False))
+        kinds = (GradientXInput, IntegratedGradients, Relevance, ExcitationBackprop, DeepLift)
+        return isinstance(self.method, kinds) or bool(getattr(self.method, "multiply_by_input", False))
 
 
 def score(target: Any) -> Any:

@@ -16,7 +16,7 @@ gets epsilon * sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -99,6 +99,13 @@ class Conservation:
     @property
     def error(self) -> Tensor:
         return self.score - self.at_input - self.biases - self.stabilisers
+
+    @classmethod
+    def joined(cls, parts: Sequence[Callable[[], Conservation | None] | None]) -> Conservation | None:
+        """That of all samples, from those of some each; None if one cannot tell."""
+        found = [None if part is None else part() for part in parts]
+        known = [vars(each).values() for each in found if each is not None]
+        return cls(*map(torch.cat, zip(*known, strict=True))) if found and len(known) == len(found) else None
 
 
 Made = Callable[[], LinearMap]  # weights are changed when they are needed

@@ -117,17 +117,19 @@ class AttnLRP(Relevance):
 
 
 @dataclass(frozen=True)
-class ExcitationBackprop(Relevance):
+class ExcitationBackprop(Method):
     """The probability that a winner-take-all process ends at each input: positive connections alone."""
 
     contrastive: bool = option(False, "Subtract what speaks for all other classes, and keep what is left.")
+    decompose: ClassVar[tuple[str, ...]] = Relevance.decompose
+    facts: ClassVar[tuple[Finder, ...]] = Relevance.facts
     title: ClassVar[str] = "excitation backprop"
 
     def rules(self) -> Rules:
         return rules.excitation_rules(self.contrastive)
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
-        maps = super().finish(raw, inputs)
+        maps = times(raw, inputs)
         return tuple(m.clamp(min=0) for m in maps) if self.contrastive else maps
 
 
