@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -36,6 +37,7 @@ from rectgrad.engine.torch_private import (
 )
 from rectgrad.engine.trace import Trace, module_names
 from rectgrad.kernels.device import free_unused_memory, out_of_memory
+from rectgrad.kernels.relevance_ops import Conservation
 from rectgrad.methods.catalog import as_method
 from rectgrad.methods.method import Method
 
@@ -103,7 +105,7 @@ class Record(Generic[Inputs]):
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
-        self._parts = [request]
+        self._parts, self._measures = [request], list[Any]()
         if (only is None or only.per_sample) and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
@@ -133,12 +135,15 @@ class Record(Generic[Inputs]):
         asked = chosen(method, options)
         assert self._only is None or asked == self._only
         whole = replace(self._request, target=target)
+        self._measures, self._trace.measure = [], None
 
         def maps() -> Maps:
             _refuse(whole, asked)
             if whole.n == 0:
                 return tuple(torch.zeros_like(x) for x in whole.inputs)
-            return _joined([self._part(part, whole, asked) for part in self._parts])
+            found = _joined([self._part(part, whole, asked) for part in self._parts])
+            self._trace.measure = partial(Conservation.joined, self._measures)
+            return found
 
         return _given_back(preserved(whole, maps), self._as_tuple)
 
@@ -148,6 +153,8 @@ class Record(Generic[Inputs]):
         asked = replace(part, target=target, region=whole.region)
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
+        self._measures.append(self._trace.measure)
+        self._trace.measure = None
         return maps
 
 
@@ -477,25 +484,17 @@ def _check_model(request: Request, method: Method) -> None:
 
 def _refuse(request: Request, method: Method) -> None:
     """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
-    has_rules = method.uses_rules
-    region = request.region
+    has_rules, region = method.uses_rules, request.region
     assert region is not None
-    kinds = set(map(type, region.modules))
-    if not region.lazy and not any(strange(kind, has_rules) for kind in kinds):
+    if not region.lazy and not any(strange(kind, has_rules) for kind in set(map(type, region.modules))):
         return
-    for module in _modules(request):
-        sentence = unsupported_module(module, has_rules)
-        if sentence:
-            names = module_names(request.model if isinstance(request.model, nn.Module) else None)
+    root = request.model if isinstance(request.model, nn.Module) else None
+    for module in root.modules() if root is not None else region.modules:
+        if sentence := unsupported_module(module, has_rules):
+            names = module_names(root)
             name = names.get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
             raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
-
-
-def _modules(request: Request) -> Iterable[nn.Module]:
-    """The model's modules, or those that a function given as a model holds."""
-    assert request.region is not None
-    return request.model.modules() if isinstance(request.model, nn.Module) else request.region.modules
 
 
 def _warn_training(request: Request) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from captum import attr
 from captum.attr._utils.custom_modules import Addition_Module
-from captum.attr._utils.lrp_rules import EpsilonRule
+from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
 from torch import Tensor, nn
 
 import rectgrad
@@ -126,11 +126,13 @@ def build(make, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
         return model, x.double(), model(x.double()).argmax(1)
 
 
-def captum_lrp(model: nn.Module, x: Tensor, target: Tensor, epsilon: float) -> Tensor:
+def captum_lrp(model: nn.Module, x: Tensor, target: Tensor, epsilon: float, rule=None) -> Tensor:
+    """rule: of the layers with weights, if it differs."""
     for module in model.modules():
         leaf = next(module.children(), None) is None
         if leaf and not isinstance(module, (nn.ReLU, nn.Dropout)):
-            module.rule = EpsilonRule(epsilon)
+            weighted = rule is not None and isinstance(module, (nn.Conv2d, nn.Linear))
+            module.rule = rule() if weighted else EpsilonRule(epsilon)
     return attr.LRP(model).attribute(x, target=target)
 
 
@@ -255,3 +257,17 @@ def test_agrees_with_captum_at_a_large_epsilon(make, seed):
     plain = rectgrad.attribute(model, x, "epsilon_lrp", target=target, epsilon=1e-9)
     assert (maps - plain).abs().max() > 0.01 * plain.abs().max()  # epsilon matters
     assert_agree(maps, captum_lrp(copy.deepcopy(model), x.clone(), target, 0.05))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("composite", "rule"), [("gamma", lambda: GammaRule(0.5)), ("zplus", Alpha1_Beta0_Rule)]
+)
+def test_rules_agree_with_captum(composite, rule, seed):
+    """Captum leaves biases as they are and its rules are for inputs that are not negative: neither matters
+    in a network without biases that sees bright pixels."""
+    model, x, target = build(cifar_cnn, seed)
+    x = x.abs()
+    target = model(x).argmax(1)
+    maps = rectgrad.attribute(model, x, "lrp", target=target, composite=composite, gamma=0.5, epsilon=1e-9)
+    assert_agree(maps, captum_lrp(copy.deepcopy(model), x.clone(), target, 1e-9, rule))

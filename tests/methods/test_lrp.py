@@ -209,3 +209,185 @@ def test_a_layer_with_two_readers_is_not_folded(epsilon, beside):
         at_y = at_sum * stable(normed) * scale + at_sum * (other / y)
         expected = x * ((at_y * stable(y)) @ linear.weight)
     torch.testing.assert_close(lrp(model, x, epsilon=epsilon), expected)
+
+
+# --- composites --------------------------------------------------------------------------------------------
+
+COMPOSITES = {
+    "epsilon_plus_flat": {},
+    "epsilon_alpha2_beta1_flat": {},
+    "epsilon_gamma_box": {"low": -9.0, "high": 9.0},
+    "zplus": {},
+    "gamma": {},
+    "deep_taylor": {},
+}
+EVERY_COMPOSITE = pytest.mark.parametrize("composite", COMPOSITES)
+
+
+def lively_cnn() -> tuple[nn.Module, Tensor]:
+    """Something excites every class."""
+    features = (
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+    )
+    head = nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)
+    return nn.Sequential(*features, *head), 2 * torch.randn(3, 3, 10, 9)
+
+
+def by_composite(model: nn.Module, x: Tensor, composite: str, **options) -> Tensor:
+    options = {**COMPOSITES[composite], **options}
+    return rectgrad.attribute(model, x, "lrp", composite=composite, **options)
+
+
+def test_epsilon_lrp_is_the_epsilon_composite():
+    model, x = prepare(relu_resnet)
+    maps = rectgrad.attribute(model, x, "lrp", target=1, composite="epsilon", epsilon=1e-4)
+    assert torch.equal(maps, rectgrad.attribute(model, x, "epsilon_lrp", target=1))
+
+
+@pytest.mark.parametrize("build", [conv_norms, linear_norms, transposed_conv_norms, norms_in_blocks])
+@EVERY_COMPOSITE
+def test_folding_batch_norms_changes_no_composite(build, composite):
+    model, x = prepare(build)
+    maps, expected = (by_composite(m, x, composite) for m in (model, folded(model).eval()))
+    assert expected.abs().max() > 0
+    assert (maps - expected).abs().max() < 1e-10 * expected.abs().max()
+
+
+@EVERY_COMPOSITE
+def test_one_sample_does_not_depend_on_the_others(composite):
+    model, x = prepare(relu_resnet)
+    maps = by_composite(model, x, composite)
+    alone = torch.cat([by_composite(model, sample, composite) for sample in x.split(1)])
+    assert (maps - alone).abs().max() < 1e-12 * maps.abs().max()
+
+
+@EVERY_COMPOSITE
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
+def test_half_types(composite, kind, tolerance):
+    model, x = prepare(lively_cnn)
+    x[:, :, 0] = 0
+    expected = by_composite(model, x, composite)
+    maps = by_composite(model.to(kind), x.to(kind), composite)
+    assert maps.dtype == kind
+    assert (maps.double() - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("composite", ["epsilon_plus_flat", "epsilon_gamma_box", "deep_taylor"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16])
+def test_black_pixels_get_relevance_from_the_first_layer(composite, kind):
+    """Also where x is 0 and relevance / x would not be finite."""
+    model, x = prepare(lively_cnn)
+    x[:, :, 2:5, 3:6] = 0
+    x[:, :, 6] = -0.0
+    maps = by_composite(model.to(kind), x.to(kind), composite)
+    assert (maps[:, :, 2:5, 3:6] != 0).any((1, 2, 3)).all()
+    assert (maps[:, :, 6] != 0).any((1, 2)).all()
+
+
+def test_normalisation_inside_the_model_changes_nothing():
+    """The flat rule of the first layer, which is the convolution in both."""
+    model, x = prepare(lively_cnn)
+    mean, std = (
+        torch.tensor([0.4, 0.5, -0.1]).view(3, 1, 1).double(),
+        torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1),
+    )
+    inside = Apply(lambda self, x: self.model((x - mean) / std), model=model)
+    maps, expected = (
+        by_composite(inside, x, "epsilon_plus_flat"),
+        by_composite(model, (x - mean) / std, "epsilon_plus_flat"),
+    )
+    torch.testing.assert_close(maps, expected)
+
+
+def test_bounds_follow_the_input_into_the_model():
+    """A number, one for each channel or a tensor; of the network's input, not of the convolution's."""
+    model, x = prepare(lively_cnn)
+    low, high, scale = (
+        (-8.0, -9.0, -7.0),
+        (7.0, 9.0, 8.0),
+        torch.tensor([2.0, -0.5, 3.0]).view(3, 1, 1).double(),
+    )
+    expected = by_composite(model, x, "epsilon_gamma_box", low=low, high=high)
+    as_tensors = {"low": torch.tensor(low).view(3, 1, 1), "high": torch.tensor(high).view(1, 3, 1, 1)}
+    assert torch.equal(by_composite(model, x, "epsilon_gamma_box", **as_tensors), expected)
+    inside = Apply(lambda self, x: self.model((x - 1) * scale), model=model)
+    ends = [(torch.tensor(end).view(3, 1, 1) / scale + 1) for end in (low, high)]
+    bounds = {"low": torch.minimum(*ends), "high": torch.maximum(*ends)}
+    maps = by_composite(inside, x / scale + 1, "epsilon_gamma_box", **bounds)
+    torch.testing.assert_close(maps, expected)
+
+
+def test_bounds_are_asked_for_and_checked():
+    model, x = prepare(lively_cnn)
+    with pytest.raises(ValueError, match="LRP: low must be given for the composite 'epsilon_gamma_box'"):
+        rectgrad.attribute(model, x, "lrp", composite="epsilon_gamma_box", high=1.0)
+    for low in ("dark", torch.zeros(4, 1, 1), torch.zeros(3, 3, 10, 9)):
+        with pytest.raises(
+            ValueError, match=r"low and high must be a number, one for each channel, or a tensor"
+        ):
+            by_composite(model, x, "epsilon_gamma_box", low=low)
+
+
+def test_only_layers_without_another_one_before_are_first():
+    """The input is added to the first layer's output: the layers behind it have their ordinary rule."""
+    first, second, head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    net = Apply(
+        lambda self, x: self.head(self.second(x + self.first(x).relu()).relu()),
+        first=first, second=second, head=head,
+    )  # fmt: skip
+    model, x = prepare(lambda: (net, torch.rand(2, 5)))
+    kept = rectgrad.record(model, x)
+    kept.attribute("lrp", target=1)
+    rules = {row.name: row.rule for row in kept.trace.rows}
+    assert rules["linear"] == "lrp_epsilon (first lrp_flat)"
+    with torch.no_grad():
+        a = first(x).relu()
+        h = x + a
+        z = second(h)
+        score = head(z.relu())[:, 1:2]
+        at_h = h * ((head.weight[1] * (z > 0)) @ second.weight)  # epsilon is small
+        flat = (at_h * a / h).sum(1, keepdim=True).expand(2, 5) / 5
+    maps = kept.attribute("lrp", target=1, epsilon=1e-12)
+    torch.testing.assert_close(maps, at_h * x / h + flat)
+    assert (score != 0).all()
+
+
+# --- excitation backprop -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [0, 1, 2, 3])
+def test_excitation_is_a_probability(target):
+    """Of one, whatever the score and its sign, unless a process ends in a unit that nothing excites."""
+    model, x = prepare(lively_cnn)
+    maps = rectgrad.attribute(model, x, "excitation_backprop", target=target)
+    assert (maps >= 0).all()
+    torch.testing.assert_close(maps.sum((1, 2, 3)), torch.ones(3).double())
+
+
+def test_contrastive_excitation_is_what_the_opposite_unit_does_not_get():
+    model, x = prepare(lively_cnn)
+    opposite = copy.deepcopy(model)
+    with torch.no_grad():
+        opposite[-1].weight.neg_()
+    maps, dual = (rectgrad.attribute(m, x, "excitation_backprop", target=1) for m in (model, opposite))
+    contrast = rectgrad.attribute(model, x, "excitation_backprop", target=1, contrastive=True)
+    torch.testing.assert_close(contrast, (maps - dual).clamp(min=0))
+
+
+# --- averages and captures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["lrp", "attn_lrp", "excitation_backprop"])
+def test_smoothgrad_averages_finished_maps(over):
+    model, x = prepare(relu_resnet)
+    x[:, :, 4:] = 0
+    few = {"samples": 3, "noise": 0.0}
+    maps = rectgrad.attribute(model, x, "smoothgrad", target=1, over=over, **few)
+    torch.testing.assert_close(maps, rectgrad.attribute(model, x, over, target=1))
+    assert torch.equal(
+        rectgrad.capture(model, x, over)(x, target=1), rectgrad.attribute(model, x, over, target=1)
+    )

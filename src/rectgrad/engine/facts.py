@@ -104,7 +104,7 @@ class Graph:
         return None
 
 
-Finder = Callable[[Any], None]  # fills in facts of the ops in a graph
+Finder = Callable[[Graph], None]  # fills in facts of the ops in a graph
 
 
 def find_last(graph: Graph) -> None:

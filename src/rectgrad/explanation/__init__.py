@@ -146,7 +146,7 @@ def explain_prepared(
     """Like `explain`, for n pictures that are already prepared for the network."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, not {batch_size!r}")
-    wanted = _indices_of(network, target, n)
+    wanted, method = _indices_of(network, target, n), network.bounded(method)
     found: list[Explanation] = []
     for batch in _batches(prepared, batch_size):
         start, stop = len(found), len(found) + len(batch)

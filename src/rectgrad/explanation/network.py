@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import photos
+from rectgrad.methods import LRP, Method
 from rectgrad.models import ImageModel, classes, load
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
@@ -88,6 +89,17 @@ class Network:
 
     def check_labels(self, count: int) -> None:
         classes.check_count(self.name, self.names, count)
+
+    def bounded(self, method: Method) -> Method:
+        """The method with the smallest and the largest value of a pixel, where it needs them."""
+        if isinstance(over := vars(method).get("over"), Method):
+            return replace(method, over=self.bounded(over))  # type: ignore[call-arg]
+        needs = isinstance(method, LRP) and method.boxed and method.low is None is method.high
+        if not needs or self.image_model is None or self.own is not None:
+            return method
+        colours = list(zip(self.image_model.mean, self.image_model.std, strict=True))
+        low, high = (tuple((end - mean) / std for mean, std in colours) for end in (0, 1))
+        return replace(method, low=low, high=high)  # type: ignore[call-arg]
 
     def prepared(self, picture: Picture) -> Prepared:
         """Prepares a path, picture, array or tensor for the model."""

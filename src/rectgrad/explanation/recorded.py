@@ -59,6 +59,7 @@ def answers(
 ) -> list[Explanation]:
     """The explanations, with the warnings logged so far. requested: whether to compute the specificity; None:
     only if it needs one pass."""
+    method = network.bounded(method)
     scores = _scores(recorded, len(batch))
     if scores is not None and scores.shape[1] > 1:
         network.check_labels(scores.shape[1])

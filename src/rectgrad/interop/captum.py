@@ -25,15 +25,17 @@ from rectgrad.engine.target import logits
 from rectgrad.methods import (
     DeepLift,
     DeepLiftShap,
-    EpsilonLRP,
+    ExcitationBackprop,
     ExpectedGradients,
     GradientXInput,
     IntegratedGradients,
     Method,
 )
 from rectgrad.methods.catalog import as_method
+from rectgrad.methods.lrp import Relevance
 
-_MULTIPLYING = (GradientXInput, IntegratedGradients, ExpectedGradients, EpsilonLRP, DeepLift, DeepLiftShap)
+_RELEVANCE = (Relevance, ExcitationBackprop, DeepLift, DeepLiftShap)
+_MULTIPLYING = (GradientXInput, IntegratedGradients, ExpectedGradients, *_RELEVANCE)
 
 
 class MethodAttribution(Attribution):

@@ -16,12 +16,13 @@ gets epsilon * sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rectgrad.kernels.reference import wide
@@ -99,7 +100,15 @@ class Conservation:
     def error(self) -> Tensor:
         return self.score - self.at_input - self.biases - self.stabilisers
 
+    @classmethod
+    def joined(cls, parts: Sequence[Callable[[], Conservation | None] | None]) -> Conservation | None:
+        """That of all samples, from those of some each; None if one cannot tell."""
+        found = [None if part is None else part() for part in parts]
+        known = [vars(each).values() for each in found if each is not None]
+        return cls(*map(torch.cat, zip(*known, strict=True))) if found and len(known) == len(found) else None
 
+
+Made = Callable[[], LinearMap]  # weights are changed when they are needed
 Change = Callable[[Tensor, bool], Tensor]  # of a weight; True: it may be overwritten
 Start = Callable[[tuple[int, ...]], Tensor]  # from the shape of the network's input to a value of it
 
@@ -110,6 +119,13 @@ def _positive(w: Tensor, own: bool) -> Tensor:
 
 def _negative(w: Tensor, own: bool) -> Tensor:
     return w.clamp_(max=0) if own else w.clamp(max=0)
+
+
+def _leaky(w: Tensor, own: bool, slope: float) -> Tensor:
+    return F.leaky_relu(w, slope, inplace=own)
+
+
+_threshold_backward = torch.ops.aten.threshold_backward.default  # R where z > 0
 
 
 @dataclass
@@ -177,9 +193,8 @@ class Layer:
     def _by_channel(self, value: Any) -> Tensor:
         """A number, or one for each output channel, in a shape that broadcasts to the output."""
         channel = 1 if self.place.convolves else -1
-        numbers = torch.as_tensor(value, dtype=self.y.dtype, device=self.y.device).expand(
-            self.z.shape[channel]
-        )
+        given = value.to(self.y) if isinstance(value, Tensor) else self.y.new_full((), value)
+        numbers = given.expand(self.z.shape[channel])
         return numbers.reshape(1, -1, *(1,) * (self.z.dim() - 2 if channel == 1 else 0))
 
     def weights(self, change: Change) -> LinearMap:
@@ -200,24 +215,27 @@ class Layer:
     def _alpha_beta(self, R: Tensor, alpha: float, beta: float, epsilon: float, biased: bool) -> Tensor:
         """R_i / x_i."""
         bias = self.constant if biased else R.new_zeros(())
-        p = self._share(R, alpha, self._parts(self.plus, self.minus), bias.clamp(min=0), epsilon)
+        plus, minus = lambda: self.plus, lambda: self.minus
+        p = self._share(R, alpha, self._parts(plus, minus), bias.clamp(min=0), epsilon)
         if not beta:
-            return self._gradient(self.plus, self.minus, p)
-        n = self._share(R, -beta, self._parts(self.minus, self.plus), bias.clamp(max=0), epsilon)
-        return self._gradient(self.plus, self.minus, p, n)
+            return self._gradient(plus, minus, p)
+        n = self._share(R, -beta, self._parts(minus, plus), bias.clamp(max=0), epsilon)
+        return self._gradient(plus, minus, p, n)
 
     def _gamma(self, R: Tensor, gamma: float, epsilon: float) -> Tensor:
-        """R_i / x_i."""
-        z, bias = self.total, self.constant
-        above = self._parts(self.plus, self.minus).add_(bias.clamp(min=0))
-        grown = z + gamma * torch.where(z > 0, above, z - above)
-        bias = bias + gamma * torch.where(z > 0, bias.clamp(min=0), bias.clamp(max=0))
-        shared = self._share(R, 1, grown, bias, epsilon, included=True)
-        plus = self.weights(lambda w, own: w + gamma * w.clamp(min=0))
-        if self.place.rectified and self.place.positive:
+        """R_i / x_i. With positive outputs alone, all summands of z's sign are the positive ones."""
+        z, bias, only_positive = self.total, self.constant, self.place.rectified
+        grown = self._parts(lambda: self.plus, lambda: self.minus).add_(bias.clamp(min=0))
+        own = bias.clamp(min=0) if only_positive else torch.where(z > 0, bias.clamp(min=0), bias.clamp(max=0))
+        grown = grown if only_positive else torch.where(z > 0, grown, z - grown)
+        shared = self._share(R, 1, grown.mul_(gamma).add_(z), bias + gamma * own, epsilon, included=True)
+        # w + gamma w+ and w + gamma w-
+        plus = self.weights(lambda w, own: _leaky(w, own, 1 / (1 + gamma)).mul_(1 + gamma))
+        if only_positive and self.place.positive:
             return _back(plus, shared)
-        minus = self.weights(lambda w, own: w + gamma * w.clamp(max=0))
-        return self._gradient(plus, minus, torch.where(z > 0, shared, 0), torch.where(z > 0, 0, shared))
+        minus = self.weights(lambda w, own: _leaky(w, own, 1 + gamma))
+        p = _threshold_backward(shared, z, 0)
+        return self._gradient(lambda: plus, lambda: minus, p, shared.sub_(p))
 
     def _counted(self, R: Tensor, rule: str, epsilon: float) -> Tensor:
         """R_i of the flat and the w-square rule; what is no input of the network, as padding, gets none."""
@@ -235,18 +253,18 @@ class Layer:
         shared = self._share(R, 1, z, None, composite.epsilon)
         return above * _back(self.plus, shared) + below * _back(self.minus, shared)
 
-    def _parts(self, plus: LinearMap, minus: LinearMap) -> Tensor:
+    def _parts(self, plus: Made, minus: Made) -> Tensor:
         """The sum of the positive x w; with the two exchanged, of the negative ones."""
         if self.place.positive:
-            return _first(plus.call(self.x))
-        return _first(plus.call(self.x.clamp(min=0))).add_(_first(minus.call(self.x.clamp(max=0))))
+            return _first(plus().call(self.x))
+        return _first(plus().call(self.x.clamp(min=0))).add_(_first(minus().call(self.x.clamp(max=0))))
 
-    def _gradient(self, plus: LinearMap, minus: LinearMap, p: Tensor, n: Tensor | None = None) -> Tensor:
+    def _gradient(self, plus: Made, minus: Made, p: Tensor, n: Tensor | None = None) -> Tensor:
         """Of the positive x w times p and the negative ones times n."""
-        above = _back(plus, p) if n is None else _back(plus, p).add_(_back(minus, n))
+        above = _back(plus(), p) if n is None else _back(plus(), p).add_(_back(minus(), n))
         if self.place.positive:
             return above
-        below = _back(minus, p) if n is None else _back(minus, p).add_(_back(plus, n))
+        below = _back(minus(), p) if n is None else _back(minus(), p).add_(_back(plus(), n))
         return torch.where(self.x > 0, above, below)
 
     def _share(
@@ -344,8 +362,12 @@ def scaled(w: Tensor, scale: Tensor, family: str, groups: int) -> Tensor:
 def bound(value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A number, one for each channel, or a tensor, for inputs of this shape."""
     try:
-        given = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-        given = given.reshape(-1, *(1,) * (len(shape) - 2)) if isinstance(value, tuple) else given
+        if isinstance(value, tuple):  # one number at a time: a capture must not copy from the CPU
+            given = torch.stack([like.new_full((), each) for each in value]).reshape(
+                -1, *(1,) * (len(shape) - 2)
+            )
+        else:
+            given = value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
         return given.expand(1, *shape[1:]).expand(shape)
     except (RuntimeError, TypeError, ValueError):
         wanted = f"a number, one for each channel, or a tensor for one sample, {tuple(shape[1:])}"

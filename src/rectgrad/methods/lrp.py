@@ -74,15 +74,19 @@ class LRP(Relevance):
     def rules(self) -> Rules:
         return rules.lrp_rules(self._composite())
 
+    @property
+    def boxed(self) -> bool:
+        """Whether the composite has a use for bounds."""
+        return self.composite in ("epsilon_gamma_box", "deep_taylor")
+
     def _composite(self) -> Composite:
-        chosen, bounds = COMPOSITES[self.composite], (self.low, self.high)
-        unbounded = any(bound is None for bound in bounds)
+        chosen, unbounded = COMPOSITES[self.composite], self.low is None or self.high is None
+        if self.boxed and not unbounded:
+            chosen = ("box", *chosen[1:])
         if unbounded and "box" in chosen:
             wanted = f"given for the composite {self.composite!r}: a number, or one for each channel"
             raise wrong_option(self, "low" if self.low is None else "high", ValueError, wanted)
-        if self.composite == "deep_taylor" and not unbounded:
-            chosen = ("box", *chosen[1:])
-        return Composite(*chosen, self.epsilon, self.gamma, *bounds)
+        return Composite(*chosen, self.epsilon, self.gamma, self.low, self.high)
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         at_the_input = self._composite().first in AT_THE_INPUT
@@ -113,17 +117,19 @@ class AttnLRP(Relevance):
 
 
 @dataclass(frozen=True)
-class ExcitationBackprop(Relevance):
+class ExcitationBackprop(Method):
     """The probability that a winner-take-all process ends at each input: positive connections alone."""
 
     contrastive: bool = option(False, "Subtract what speaks for all other classes, and keep what is left.")
+    decompose: ClassVar[tuple[str, ...]] = Relevance.decompose
+    facts: ClassVar[tuple[Finder, ...]] = Relevance.facts
     title: ClassVar[str] = "excitation backprop"
 
     def rules(self) -> Rules:
         return rules.excitation_rules(self.contrastive)
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
-        maps = super().finish(raw, inputs)
+        maps = times(raw, inputs)
         return tuple(m.clamp(min=0) for m in maps) if self.contrastive else maps
 
 

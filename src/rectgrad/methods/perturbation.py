@@ -7,6 +7,7 @@ is changed at a time. A map has one value for each position, divided equally amo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, product, tee
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from torch import Tensor
 from rectgrad.engine.bridge import BridgedPass, BridgeRecorder
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
+from rectgrad.engine.target import logits
 from rectgrad.kernels.baseline import baselines, column, positions, with_rows
 from rectgrad.kernels.draws import generator_of, random_masks
 from rectgrad.methods.method import Maps, Method
@@ -24,10 +26,23 @@ from rectgrad.methods.options import check_baseline, option, wrong_option
 
 
 @dataclass(frozen=True)
+class Forward(Method):
+    """The forward pass alone, as `rectgrad.capture` needs it."""
+
+    def raw(self, request: Request) -> Maps:
+        with closing(request.recording(self)) as request.last:
+            request.answer = logits(request.last.outputs).detach()
+        assert request.suspicions is not None
+        request.suspicions.append(~request.answer.isfinite().all())
+        return ()
+
+
+@dataclass(frozen=True)
 class Perturbation(Method):
     """What hiding parts of the input does to the score."""
 
     one_backward: ClassVar[bool] = False
+    over: ClassVar[Method] = Forward()  # what a capture replays
 
     def raw(self, request: Request) -> Maps:
         maps = []
@@ -56,6 +71,9 @@ def scores(request: Request, k: int, changed: Iterator[Tensor], count: int) -> I
 
 def forward(_: Any, request: Request) -> Maps:
     """One score for each sample, by a forward pass that records nothing and builds no graph."""
+    if request.replay is not None:
+        request.answer = request.replay(request.inputs, None)[1]
+        return (request.resolved()(request.answer),)
     passed = BridgedPass(request, BridgeRecorder((), transparent=True), differentiable=False)
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     request.last, request.answer = passed, outputs if isinstance(outputs, Tensor) else None
