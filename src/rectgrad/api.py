@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
+<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+=======
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+>>>>>>> wt-lrp
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -105,7 +109,7 @@ class Record(Generic[Inputs]):
         self.outputs = map_tensors(lambda x: x.detach().clone(), passed.outputs)
         self._request, self._as_tuple = request, as_tuple
         request.passed, self._trace = passed, passed.trace
-        self._parts, self._measures = [request], list[Any]()
+        self._parts = [request]
         if (only is None or only.per_sample) and mixes_samples(request, passed):
             self._parts = [request.rows(i, i + 1) for i in range(request.n)]
             for part in self._parts:
@@ -134,28 +138,36 @@ class Record(Generic[Inputs]):
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         asked = chosen(method, options)
         assert self._only is None or asked == self._only
+<<<<<<< HEAD
         whole = replace(self._request, target=target)
         self._measures, self._trace.measure = [], None
+=======
+        whole = self._request.asking(target)
+>>>>>>> wt-lrp
 
         def maps() -> Maps:
             _refuse(whole, asked)
             if whole.n == 0:
                 return tuple(torch.zeros_like(x) for x in whole.inputs)
-            found = _joined([self._part(part, whole, asked) for part in self._parts])
-            self._trace.measure = partial(Conservation.joined, self._measures)
-            return found
+            found, accounts = zip(*[self._part(part, whole, asked) for part in self._parts], strict=True)
+            self._trace.conservation = Conservation.joined(accounts)
+            return _joined(list(found))
 
         return _given_back(preserved(whole, maps), self._as_tuple)
 
-    def _part(self, part: Request, whole: Request, method: Method) -> Maps:
+    def _part(self, part: Request, whole: Request, method: Method) -> tuple[Maps, Conservation | None]:
         start, stop = part.offset, part.offset + part.n
         target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
+<<<<<<< HEAD
         asked = replace(part, target=target, region=whole.region)
+=======
+        asked = part.asking(target)
+        asked.region = whole.region
+        self._trace.conservation = None  # of an earlier method
+>>>>>>> wt-lrp
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
-        self._measures.append(self._trace.measure)
-        self._trace.measure = None
-        return maps
+        return maps, self._trace.conservation
 
 
 def _shapes(values: Any) -> str:

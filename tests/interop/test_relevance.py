@@ -57,7 +57,7 @@ class Everywhere(Relevance):
         object.__setattr__(self, "names", (convolution, convolution, dense))
 
     def rules(self):
-        return lrp_rules(Composite(*self.names, EPSILON))
+        return lrp_rules(Composite(*self.names, EPSILON, gamma=0.25))
 
 
 AUTOLRP = {

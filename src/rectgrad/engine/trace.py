@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from rectgrad import ops
 
 if TYPE_CHECKING:
     from rectgrad.engine.op import Op
+    from rectgrad.kernels.relevance_ops import Conservation
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _CALL: Any = nn.Module.__call__.__code__
@@ -52,12 +52,7 @@ class Trace:
         self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
         self.turned = False  # dimensions changed places through an attribute, which has no row
         self.completeness_error: Tensor | None = None  # DeepLIFT: sum of the map minus difference of scores
-        self.measure: Callable[[], Any] | None = None  # LRP on a record: its conservation
-
-    @property
-    def conservation(self) -> Any:
-        """LRP on a record: where each sample's relevance went (methods/lrp.py); None for anything else."""
-        return None if self.measure is None else self.measure()
+        self.conservation: Conservation | None = None  # LRP on a record: where relevance went
 
     def layers(self) -> list[str]:
         """A name for each row: its module's, with the op where the module holds more than one."""

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import photos
+from rectgrad.kernels.relevance_ops import BOXED
 from rectgrad.methods import LRP, Method
 from rectgrad.models import ImageModel, classes, load
 
@@ -94,7 +95,7 @@ class Network:
         """The method with the smallest and the largest value of a pixel, where it needs them."""
         if isinstance(over := vars(method).get("over"), Method):
             return replace(method, over=self.bounded(over))  # type: ignore[call-arg]
-        needs = isinstance(method, LRP) and method.boxed and method.low is None is method.high
+        needs = isinstance(method, LRP) and method.composite in BOXED and method.low is None is method.high
         if not needs or self.image_model is None or self.own is not None:
             return method
         colours = list(zip(self.image_model.mean, self.image_model.std, strict=True))

@@ -38,7 +38,8 @@ COMPOSITES = {
     "deep_taylor": ("wsquare", "zplus", "zplus"),
 }
 ALPHA_BETA = {"zplus": (1, 0), "alpha2_beta1": (2, 1), "excitation": (1, 0), "contrast": (1, 1)}
-AT_THE_INPUT = ("flat", "wsquare", "box")  # inputs that are 0 may get relevance too
+AT_THE_INPUT = ("flat", "wsquare", "box")
+BOXED = ("epsilon_gamma_box", "deep_taylor")  # composites that have a use for bounds
 
 
 class LinearMap(Protocol):
@@ -71,10 +72,28 @@ class Composite(NamedTuple):
     convolution: str
     dense: str
     epsilon: float
-    gamma: float = 0.25
+    gamma: float = 0
     low: Any = None
     high: Any = None
     top: str = ""  # of the last layer, if it differs
+
+    @classmethod
+    def named(
+        cls, name: str, epsilon: float, gamma: float = 0.25, low: Any = None, high: Any = None
+    ) -> Composite:
+        first, convolution, dense = COMPOSITES[name]
+        unbounded = low is None or high is None
+        if first == "box" and unbounded:
+            missing = "low" if low is None else "high"
+            wanted = "a number, or one for each channel"
+            raise ValueError(f"LRP: {missing} must be given for the composite {name!r}: {wanted}")
+        first = first if unbounded or name not in BOXED else "box"
+        return cls(first, convolution, dense, epsilon, gamma, low, high)
+
+    @property
+    def at_the_input(self) -> bool:
+        """Whether inputs that are 0 may get relevance too."""
+        return self.first in AT_THE_INPUT
 
     def rule(self, place: Place) -> str:
         if place.weight is None:
@@ -87,25 +106,46 @@ class Composite(NamedTuple):
 Absorbed = list[tuple[float, float]]  # relevance that biases and stabilisers absorb, one sum for each step
 
 
-@dataclass(frozen=True)
-class Conservation:
-    """Where the relevance of each sample went: score = at_input + biases + stabilisers, to rounding."""
+class Account(NamedTuple):
+    """One number for each sample: score = at_input + biases + stabilisers, to rounding."""
 
     score: Tensor
     at_input: Tensor
     biases: Tensor
     stabilisers: Tensor
 
+
+class Conservation:
+    """Where the relevance of each sample went: `score`, `at_input`, and what `biases` and `stabilisers`
+    absorbed; `error` is what is missing. Computed when it is first asked for."""
+
+    def __init__(self, measure: Callable[[], Account]) -> None:
+        self._measure = measure
+
+    @cached_property
+    def account(self) -> Account:
+        return self._measure()
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in Account._fields:
+            raise AttributeError(name)
+        return getattr(self.account, name)
+
     @property
     def error(self) -> Tensor:
-        return self.score - self.at_input - self.biases - self.stabilisers
+        score, at_input, biases, stabilisers = self.account
+        return score - at_input - biases - stabilisers
+
+    def __repr__(self) -> str:
+        return f"Conservation({self.account})"
 
     @classmethod
-    def joined(cls, parts: Sequence[Callable[[], Conservation | None] | None]) -> Conservation | None:
-        """That of all samples, from those of some each; None if one cannot tell."""
-        found = [None if part is None else part() for part in parts]
-        known = [vars(each).values() for each in found if each is not None]
-        return cls(*map(torch.cat, zip(*known, strict=True))) if found and len(known) == len(found) else None
+    def joined(cls, parts: Sequence[Conservation | None]) -> Conservation | None:
+        """That of all samples, from those of some each."""
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or len(parts) == 1:
+            return known[0] if known else None
+        return cls(lambda: Account(*map(torch.cat, zip(*(part.account for part in known), strict=True))))
 
 
 Made = Callable[[], LinearMap]  # weights are changed when they are needed

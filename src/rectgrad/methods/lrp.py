@@ -16,9 +16,9 @@ from rectgrad.engine.facts import Finder
 from rectgrad.engine.op import Op, Rules, per_sample
 from rectgrad.engine.request import Request
 from rectgrad.engine.torch_private import map_tensors
-from rectgrad.kernels.relevance_ops import AT_THE_INPUT, COMPOSITES, Composite, Conservation, safe
+from rectgrad.kernels.relevance_ops import COMPOSITES, Account, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
-from rectgrad.methods.options import option, wrong_option
+from rectgrad.methods.options import option
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Relevance(Method):
         warn_if_relevance_explodes(request, self, raw)
         if request.passed is not None and request.trace is not None:
             kept, asked = weakref.ref(request.passed), replace(request, passed=None, region=None)
-            request.trace.measure = lambda: self.conservation(replace(asked, passed=kept()))
+            request.trace.conservation = Conservation(lambda: self._account(replace(asked, passed=kept())))
         return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return times(raw, inputs)
 
-    def conservation(self, request: Request) -> Conservation | None:
-        """Where relevance went, by a backward pass for each sample: dimensions do not tell them apart."""
-        if (passed := request.passed) is None:  # the record is gone
-            return None
+    def _account(self, request: Request) -> Account:
+        """By a backward pass for each sample, since dimensions do not always tell them apart."""
+        if (passed := request.passed) is None:
+            raise RuntimeError("the record of the forward pass is gone; keep it to ask where relevance went")
         target, state, found = request.resolved(passed.outputs), passed.state, []
         score = target(map_tensors(torch.clone, passed.outputs)).detach()
         for only in torch.eye(request.n, dtype=score.dtype, device=score.device):
@@ -53,7 +53,7 @@ class Relevance(Method):
             finally:
                 absorbed, state.absorbed = state.absorbed, None
             found.append([sum(float(m.double().sum()) for m in maps), *map(sum, zip(*absorbed, strict=True))])
-        return Conservation(score.double().cpu(), *torch.tensor(found, dtype=torch.float64).T)
+        return Account(score.double().cpu(), *torch.tensor(found, dtype=torch.float64).T)
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,15 @@ class LRP(Relevance):
     high: Any = option(None, "Largest value of the input, for the same.")
     title: ClassVar[str] = "LRP"
 
-    def rules(self) -> Rules:
-        return rules.lrp_rules(self._composite())
-
     @property
-    def boxed(self) -> bool:
-        """Whether the composite has a use for bounds."""
-        return self.composite in ("epsilon_gamma_box", "deep_taylor")
+    def _rules(self) -> Composite:
+        return Composite.named(self.composite, self.epsilon, self.gamma, self.low, self.high)
 
-    def _composite(self) -> Composite:
-        chosen, unbounded = COMPOSITES[self.composite], self.low is None or self.high is None
-        if self.boxed and not unbounded:
-            chosen = ("box", *chosen[1:])
-        if unbounded and "box" in chosen:
-            wanted = f"given for the composite {self.composite!r}: a number, or one for each channel"
-            raise wrong_option(self, "low" if self.low is None else "high", ValueError, wanted)
-        return Composite(*chosen, self.epsilon, self.gamma, self.low, self.high)
+    def rules(self) -> Rules:
+        return rules.lrp_rules(self._rules)
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
-        at_the_input = self._composite().first in AT_THE_INPUT
-        return times(raw, tuple(map(safe, inputs)) if at_the_input else inputs)
+        return times(raw, tuple(map(safe, inputs)) if self._rules.at_the_input else inputs)
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class EpsilonLRP(Relevance):
     title: ClassVar[str] = "epsilon-LRP"
 
     def rules(self) -> Rules:
-        return rules.lrp_rules(Composite(*COMPOSITES["epsilon"], self.epsilon))
+        return rules.lrp_rules(Composite.named("epsilon", self.epsilon))
 
 
 @dataclass(frozen=True)
@@ -142,15 +131,12 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
         return
     total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
     largest = per_sample(request.answer.detach()).double().abs().amax(1)
-    i = first_wrong(request, total.abs() > EXPLODED * largest)
-    if i is None:
-        return
-    score = float(request.resolved()(request.answer)[i])
-    layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
-    warn(
-        f"the relevance of sample {request.number(i)} sums to {float(total[i]):.4g} at the input and to "
-        f"{score:.4g} at the score: it explodes at layer {layer!r}, where outputs are nearly zero or cancel"
-    )
+    if (i := first_wrong(request, total.abs() > EXPLODED * largest)) is not None:
+        score = float(request.resolved()(request.answer)[i])
+        layer = _exploding_layer(request.rows(i, i + 1), method, EXPLODED * float(largest[i]))
+        sums = f"sums to {float(total[i]):.4g} at the input and to {score:.4g} at the score"
+        where = f"it explodes at layer {layer!r}, where outputs are nearly zero or cancel"
+        warn(f"the relevance of sample {request.number(i)} {sums}: {where}")
 
 
 def _exploding_layer(request: Request, method: Any, bound: float) -> str:
@@ -159,11 +145,10 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
     found: list[Op] = []
 
     def look(op: Op, R: Tensor) -> None:
-        counts = not found and not op.facts.after  # else R is relevance itself
-        if counts and float((op.output.double() * R.double()).sum().abs()) > bound:
+        relevance = R if op.facts.after else op.output.double() * R  # see rules.relevance._unless_merged
+        if not found and float(relevance.double().sum().abs()) > bound:
             found.append(readers.get(id(op), op))
-        for source in op.sources:
-            readers.setdefault(id(source), op)
+        readers.update((id(source), op) for source in op.sources if id(source) not in readers)
 
     again = request.watched(look)
     method.raw(again)

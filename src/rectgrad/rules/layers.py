@@ -15,7 +15,6 @@ from rectgrad.engine.recorder import linear_op
 from rectgrad.engine.torch_private import map_tensors, tensors_in
 from rectgrad.kernels.linear_ops import Scale
 from rectgrad.kernels.relevance_ops import Layer
-from rectgrad.ops.arguments import Slot
 from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -102,16 +101,11 @@ def _is_part(op: Op, layer: Op, after: bool) -> bool:
     if op.input_shapes != (op.shape,):
         return False
     if isinstance(op.linear, Scale):
-        by_row = layer.name in ("matmul", "mm", "addmm") and _is_data(layer.args[-2:-1])
-        rows = len(op.shape) == 2 and (layer.family == "linear" or by_row)
+        rows = len(op.shape) == 2 and layer.name in ("linear", "matmul", "mm", "addmm")
         return rows or layer.facts.convolves or not after
-    if op.family == "add" and after:
-        return (op.name == "add" or _is_data(op.args[:1])) and "alpha" not in op.kwargs
-    return op.family in ("add", "mul", "div") and op.name != "rdiv" and not after
-
-
-def _is_data(args: tuple) -> bool:
-    return [type(each) for each in args] == [Slot]
+    if after:
+        return op.name == "add" and "alpha" not in op.kwargs
+    return op.family in ("add", "mul", "div") and op.name != "rdiv"
 
 
 def layer_of(op: Op) -> Layer:

@@ -46,8 +46,7 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
         absorb(op.state.absorbed, lambda: (R * kernel.softmax_bias(op.output, op.inputs[0], dim), 0))
         return op.vjp(R)
 
-    epsilon_rules = lrp_rules(Composite(*kernel.COMPOSITES["epsilon"], epsilon))
-    return epsilon_rules | {"softmax": Rule(softmax, "attn_lrp")}
+    return lrp_rules(Composite.named("epsilon", epsilon)) | {"softmax": Rule(softmax, "attn_lrp")}
 
 
 def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
