@@ -5,13 +5,8 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-=======
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
->>>>>>> wt-lrp
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -138,12 +133,7 @@ class Record(Generic[Inputs]):
         """As `rectgrad.attribute`, without running the model again if the method needs one pass only."""
         asked = chosen(method, options)
         assert self._only is None or asked == self._only
-<<<<<<< HEAD
         whole = replace(self._request, target=target)
-        self._measures, self._trace.measure = [], None
-=======
-        whole = self._request.asking(target)
->>>>>>> wt-lrp
 
         def maps() -> Maps:
             _refuse(whole, asked)
@@ -158,13 +148,8 @@ class Record(Generic[Inputs]):
     def _part(self, part: Request, whole: Request, method: Method) -> tuple[Maps, Conservation | None]:
         start, stop = part.offset, part.offset + part.n
         target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
-<<<<<<< HEAD
         asked = replace(part, target=target, region=whole.region)
-=======
-        asked = part.asking(target)
-        asked.region = whole.region
         self._trace.conservation = None  # of an earlier method
->>>>>>> wt-lrp
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
         return maps, self._trace.conservation
