@@ -57,7 +57,7 @@ class Explanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What belongs under every picture of this map: its specificity, a caution, the layer, the warnings."""
+        """What belongs under every picture of this map: its specificity, a caution, its layer, warnings."""
         note = f": {self.specificity_note}" if self.specificity_note else ""
         rows = zip(self.trace.rows, self.trace.layers(), strict=True)
         layers = [layer for row, layer in rows if row.rule.endswith("class layer")]
