@@ -344,6 +344,36 @@ def test_channels_last():
     assert_same(rectgrad.attribute(model, x, "gradcam", 1, layer="down"), at_layer(x, head, down(a)))
 
 
+def turned(model: nn.Module, x: Tensor) -> Tensor:
+    """As in SegFormer: a convolution of tokens, then the activation."""
+    return model.conv(x).flatten(2).transpose(1, 2)
+
+
+def heads(model: nn.Module, x: Tensor) -> Tensor:
+    """As in LeViT: an activation of what attention gives. The last dimension stays where it is."""
+    y = model.last(turned(model, x)).view(len(x), 16, 2, 8).transpose(1, 2)
+    return (y @ torch.eye(8).double()).transpose(1, 2).reshape(len(x), 16, 16)
+
+
+@pytest.mark.parametrize("step", [turned, heads])
+def test_transpositions_since_the_nearest_layer(step):
+    """There are as many tokens as channels, so that sizes do not tell them apart."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last, self.head = nn.Conv2d(3, 16, 2, 2), nn.Linear(16, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.gelu(step(self, x)).mean(1))
+
+    torch.manual_seed(0)
+    model, x = Model().double().eval(), torch.randn(2, 3, 8, 8).double()
+    a = F.gelu(step(model, x)).transpose(1, 2).unflatten(2, (4, 4))
+    expected = at_layer(x, lambda a: model.head(a.mean((2, 3))), a, variant="layercam")
+    assert_same(rectgrad.attribute(model, x, "gradcam", 1, variant="layercam"), expected)
+
+
 # --- a layer by its name -----------------------------------------------------------------------------------
 
 
