@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import photos
+from rectgrad.explanation.captures import Captures, Replay
+from rectgrad.methods import Method
 from rectgrad.models import ImageModel, classes, load
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
@@ -29,13 +31,14 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A model, its class names and how it prepares a picture."""
+    """A model, its class names, how it prepares a picture, and what is captured of it until `close`."""
 
     name: str
     module: Callable[..., object]
     names: Sequence[Sequence[str]]  # of each class, the display name first; empty if unknown
     image_model: ImageModel | None = None
     own: Prepare | None = None
+    _captures: Captures = field(default_factory=Captures, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -78,6 +81,14 @@ class Network:
                 f"device={str(device)!r}, but the model is on {self.device}; move it first: "
                 f"model.to({str(device)!r})"
             )
+
+    def replay(self, inputs: Tensor, method: Method, target: object) -> Replay | None:
+        """A batch explained by a capture; None where an ordinary call is due: see `Captures.replay`."""
+        return self._captures.replay(self.module, inputs, method, target)
+
+    def close(self) -> None:
+        """Frees the memory of captures."""
+        self._captures.release()
 
     def label(self, index: int) -> str:
         return self.names[index][0] if index < len(self.names) else f"class {index}"

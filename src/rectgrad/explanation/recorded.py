@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rectgrad.api import Record, are_probabilities
+from rectgrad.api import are_probabilities
 from rectgrad.engine import target as targets
-from rectgrad.engine.trace import Trace
+from rectgrad.explanation.captures import Answered, without_tensors
 from rectgrad.explanation.heard import Heard
 from rectgrad.explanation.network import Network, Prepared
 from rectgrad.explanation.result import Explanation
@@ -25,7 +23,7 @@ from rectgrad.models import Guess
 
 
 def explain_record(
-    recorded: Record,
+    recorded: Answered,
     network: Network,
     batch: Sequence[Prepared],
     method: Method,
@@ -37,7 +35,7 @@ def explain_record(
         return answers(recorded, network, batch, method, target, specificity, heard)
 
 
-def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
+def measured(recorded: Answered, explanation: Explanation, target: Any) -> Explanation:
     """An explanation of a recorded picture with its specificity, whatever it costs; its map is not computed
     again."""
     scores = _scores(recorded, 1)
@@ -48,7 +46,7 @@ def measured(recorded: Record, explanation: Explanation, target: Any) -> Explana
 
 
 def answers(
-    recorded: Record,
+    recorded: Answered,
     network: Network,
     batch: Sequence[Prepared],
     method: Method,
@@ -61,7 +59,7 @@ def answers(
     if scores is not None and scores.shape[1] > 1:
         network.check_labels(scores.shape[1])
     maps = recorded.attribute(method, target)
-    trace, sentences = _without_tensors(recorded.trace), list(heard.sentences)
+    trace, sentences = without_tensors(recorded.trace), list(heard.sentences)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     found = _specificities(recorded, method, maps, scores, index, asked)
     del heard.sentences[len(sentences) :]  # a zero map of the other class is expected
@@ -85,7 +83,7 @@ def answers(
     ]
 
 
-def _scores(recorded: Record, n: int) -> Tensor | None:
+def _scores(recorded: Answered, n: int) -> Tensor | None:
     """The outputs as (N, classes), if they are one row of scores for each sample."""
     outputs = getattr(recorded.outputs, "logits", recorded.outputs)
     if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or len(outputs) != n:
@@ -93,7 +91,7 @@ def _scores(recorded: Record, n: int) -> Tensor | None:
     return outputs.reshape(n, -1).cpu()
 
 
-def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
+def _outputs(recorded: Answered, scores: Tensor | None, i: int) -> Tensor:
     """One sample's raw outputs; empty if the model returns no single tensor."""
     if scores is not None:
         return scores[i].clone()
@@ -130,7 +128,7 @@ def _question(network: Network, target: Any, i: int) -> str:
 
 
 def _specificities(
-    recorded: Record,
+    recorded: Answered,
     method: Method,
     maps: Tensor,
     scores: Tensor | None,
@@ -168,11 +166,3 @@ def _concerns(sentence: str, i: int) -> bool:
     """Whether a warning is about the i-th sample of the batch, or about all of them."""
     sample = re.search(r" of sample (\d+) ", sentence)
     return sample is None or int(sample[1]) == i
-
-
-def _without_tensors(trace: Trace) -> Trace:
-    """A copy that names each op's rule and keeps no activations, which would fill the memory."""
-    light = copy.copy(trace)
-    light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
-    light.hidden = {}
-    return light
