@@ -206,7 +206,7 @@ def test_a_method_that_is_asked_for_often_is_captured(tmp_path, monkeypatch):
     graphs.on_the_cpu(monkeypatch, after=2)
     for found, other in zip(answers(), expected, strict=True):
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, other, strict=True))
-    assert graphs.Graph.replays == 2 + 3 * 3  # checks; of each photo but the first: its map, and two to compare
+    assert graphs.Graph.replays == 2 + 3 * 3  # checks; of later photos: the map, and two for its number
 
 
 def test_classes_without_names_can_be_chosen_too(service, seen, tmp_path):
