@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from dataclasses import dataclass, fields
@@ -145,9 +144,7 @@ class Explanation:
     def _repr_html_(self) -> str:
         if self.map.dim() not in (2, 3):  # not a picture
             return f"<pre>{escape(repr(self))}</pre>"
-        drawn = io.BytesIO()
-        self.show().save(drawn, format="PNG")
-        data = base64.b64encode(drawn.getvalue()).decode()
+        data = base64.b64encode(image.png(self.show())).decode()
         guesses = ", ".join(escape(named(guess)) for guess in self.top)
         alt = escape(" ".join((self.caption, *self.notes)), quote=True)
         return (
