@@ -188,7 +188,7 @@ def _kept(request: Request, as_tuple: bool, only: Method | None = None) -> Recor
             _refuse(request, only)
         _warn_training(request)
         found = Record[Any](request, as_tuple, only)
-        _warn_probabilities(getattr(found.outputs, "logits", found.outputs))
+        warn_probabilities(getattr(found.outputs, "logits", found.outputs))
         return found
 
     return preserved(request, kept)
@@ -407,7 +407,7 @@ def _part(request: Request, method: Method, start: int, size: int) -> Maps:
         asked, own = request.rows(start, stop), method.rows(start, stop, request.inputs)
     maps = own.maps(asked)
     if start == 0 and not callable(request.target):
-        _warn_probabilities(asked.answer)
+        warn_probabilities(asked.answer)
     return maps
 
 
@@ -500,7 +500,7 @@ def _warn_training(request: Request) -> None:
         warn("the model is in training mode (random dropout, batch statistics); call model.eval() first")
 
 
-def _warn_probabilities(outputs: object) -> None:
+def warn_probabilities(outputs: object) -> None:
     if are_probabilities(outputs):
         warn(
             "the model ends in a softmax: its outputs are probabilities, whose gradient vanishes where the "

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import graphs
 import rectgrad
 from every_method import EVERY
 from rectgrad.app import controls, drawing, query, script
@@ -201,6 +203,25 @@ def test_the_search_lists_cats_before_oystercatchers():
     assert found.index("tabby") < found.index("oystercatcher")
     assert found.index("catamaran") < found.index("oystercatcher")
     assert [names[i][0] for i in rectgrad.models.classes.search(names, "281")] == [names[281][0]]
+
+
+def test_a_method_that_is_asked_for_often_is_captured(tmp_path, monkeypatch):
+    def answers():
+        """The maps of four photos, with and without their specificity, and of another threshold."""
+        service = Service(load("cifar10_cnn"))
+        for i in range(4):
+            seen = service.predict(photo_of(tmp_path / f"{i}.png", i), f"{i}.png", "cifar10_cnn")
+            found = service.map(seen, METHODS["rectgrad"], seen.top).explanation
+            yield found.map, found.outputs
+            again = service.measured(seen, METHODS["rectgrad"], seen.top)
+            yield again.map, torch.tensor(again.specificity)
+            yield service.map(seen, rectgrad.RectGrad(q=90.0 + i), seen.top).explanation.map, found.outputs
+
+    expected = list(answers())
+    graphs.on_the_cpu(monkeypatch, after=2)
+    for found, other in zip(answers(), expected, strict=True):
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, other, strict=True))
+    assert graphs.Graph.replays == 2 + 3 * 3  # checks; of later photos: the map, and two for its number
 
 
 def test_classes_without_names_can_be_chosen_too(service, seen, tmp_path):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+import graphs
 import rectgrad
 from commands import HERE, TINY, photo, resident, size_of
 from rectgrad import photos
@@ -81,6 +82,22 @@ def test_options_of_the_averaged_method(run, tmp_path):
     inner = rectgrad.RectGrad(q=60)
     expected = rectgrad.attribute(model.module, inputs, "smoothgrad", over=inner, samples=2)[0]
     assert np.allclose(np.load("explained/a.npy"), expected.numpy(), atol=1e-6)
+
+
+def test_a_folder_is_explained_by_a_capture_where_it_pays(run, tmp_path, monkeypatch):
+    for i in range(7):
+        photo(tmp_path / "photos" / f"{i}.png", seed=i)
+    common = ["explain", "photos", "--model", TINY, "--q", "60", "--batch-size", "2", "--maps", "npy"]
+    run(*common, "--out", "ordinary")
+    graphs.on_the_cpu(monkeypatch)
+    run(*common, "--out", "captured")
+    assert graphs.Graph.replays == 2 + 2 * 2  # checks; the batches in the middle, each with its specificity
+    for i in range(7):
+        a, b = (np.load(f"{out}/{i}.npy") for out in ("ordinary", "captured"))
+        assert np.allclose(a, b, atol=1e-6)
+        a, b = (json.loads(Path(out, f"{i}.json").read_text()) for out in ("ordinary", "captured"))
+        assert a["specificity"] == b["specificity"]
+        assert a["top5"] == b["top5"]
 
 
 def test_what_is_done_is_not_done_again_unless_the_settings_change(run, tmp_path):

@@ -372,12 +372,11 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
         key = (compute.__name__, service.key(prediction, method, target))
         found: Any = await explorer.compute(key, partial(compute, prediction, method, target), slow)
         results.append(found if whole else found.explanation)
+    if kind == "png":
+        return image.png(drawing.sheet(results, query))
     stream = io.BytesIO()
-    if kind == "npz":
-        arrays = {name: each.map.float().numpy() for name, each in zip(query.methods, results, strict=True)}
-        np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)
-    else:
-        drawing.sheet(results, query).save(stream, format="PNG", compress_level=3)
+    arrays = {name: each.map.float().numpy() for name, each in zip(query.methods, results, strict=True)}
+    np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)
     return stream.getvalue()
 
 

@@ -21,7 +21,8 @@ from rectgrad.app import controls, work
 from rectgrad.app.cache import Cache
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
-from rectgrad.explanation import Explanation, Network
+from rectgrad.explanation import Explanation, Network, Prepared
+from rectgrad.explanation.captures import Answered
 from rectgrad.explanation.recorded import answers, measured
 from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RectGrad
@@ -69,20 +70,22 @@ class Service:
     def __init__(self, first: ImageModel, device: str = "cpu", **files: Path | None) -> None:
         self.device = device
         self.files = {name: path for name, path in files.items() if path is not None}
-        self.first = self._ready(first)
-        self._models: Cache[ImageModel] = Cache(2)
+        self.first = first
+        self._first = self._ready(first)
+        self._networks: Cache[Network] = Cache(2)  # a model that leaves takes its captures along
         self._predictions: Cache[Prediction] = Cache(64)
+        self._inputs: Cache[torch.Tensor] = Cache(3)
         self._records: Cache[Record] = Cache(3)
         self._maps: Cache[Map] = Cache(24)
         self._measured: Cache[Explanation] = Cache(24)
         self._sparsities: Cache[float] = Cache(100)
 
-    def _ready(self, model: ImageModel) -> ImageModel:
+    def _ready(self, model: ImageModel) -> Network:
         """Moves the model to the device and adds a hook that counts evaluated inputs and stops computations
         that no request waits for."""
         model.module.to(self.device)
         model.module.register_forward_pre_hook(lambda _, inputs: work.evaluated(len(inputs[0])))
-        return model
+        return Network.of(model)
 
     # --- models ---
 
@@ -92,11 +95,16 @@ class Service:
         return list(dict.fromkeys([self.first.name, *named]))
 
     def model(self, name: str) -> ImageModel:
+        model = self.network(name).image_model
+        assert model is not None
+        return model
+
+    def network(self, name: str) -> Network:
         if name == self.first.name:
-            return self.first
+            return self._first
         if name not in self.models():
             raise ValueError(f"unknown model {name!r}; models are {', '.join(self.models())}")
-        return self._models.get(name, lambda: self._ready(load(name)))
+        return self._networks.get(name, lambda: self._ready(load(name)))
 
     def load_arguments(self, name: str) -> str:
         """The arguments of `load` for a model, as Python code."""
@@ -139,7 +147,9 @@ class Service:
         return int(getattr(outputs, "logits", outputs)[0].argmax())
 
     def inputs(self, prediction: Prediction) -> torch.Tensor:
-        return self.model(prediction.model).prepare(prediction.crop).unsqueeze(0).to(self.device)
+        prepare = self.model(prediction.model).prepare
+        compute = lambda: prepare(prediction.crop).unsqueeze(0).to(self.device)  # noqa: E731
+        return self._inputs.get(prediction.digest, compute)
 
     def classes(self, prediction: Prediction, search: str) -> list[dict[str, Any]]:
         """The classes whose names match, best first, each with its other names. Without a search: all
@@ -162,10 +172,13 @@ class Service:
         """The map of a method, without its specificity."""
 
         def compute() -> Map:
-            recorded, batch = self._record(prediction), [self._network(prediction).from_crop(prediction.crop)]
+            network = self.network(prediction.model)
+            batch = [Prepared(self.inputs(prediction)[0], prediction.crop)]
+            self._record(prediction)  # its time is not the map's
             started = time.perf_counter()
             with WarningLog(quiet=True) as log:
-                found = answers(recorded, self._network(prediction), batch, method, target, False, log)
+                recorded = self._answered(prediction, method, target)
+                found = answers(recorded, network, batch, method, target, False, log)
             return Map(found[0], time.perf_counter() - started)
 
         return self._maps.get(self.key(prediction, method, target), compute)
@@ -176,7 +189,7 @@ class Service:
         def compute() -> Explanation:
             with WarningLog(quiet=True):  # a zero map of the other class is expected
                 explanation = self.map(prediction, method, target).explanation
-                return measured(self._record(prediction), explanation, target)
+                return measured(self._answered(prediction, method, target), explanation, target)
 
         return self._measured.get(self.key(prediction, method, target), compute)
 
@@ -213,13 +226,16 @@ class Service:
 
     def release(self, digest: str) -> None:
         """Frees the memory of a photo that no session uses anymore."""
-        self._records.discard(lambda key: key == digest)
+        for by_photo in (self._inputs, self._records):
+            by_photo.discard(lambda key: key == digest)
         for cache in (self._maps, self._measured, self._predictions, self._sparsities):
             cache.discard(lambda key: key[0] == digest)
         _trim()
 
-    def _network(self, prediction: Prediction) -> Network:
-        return Network.of(self.model(prediction.model))
+    def _answered(self, prediction: Prediction, method: Method, target: Any) -> Answered:
+        """A capture's answer for this method, or the recorded forward pass, for any."""
+        replayed = self.network(prediction.model).replay(self.inputs(prediction), method, target)
+        return self._record(prediction) if replayed is None else replayed
 
     def _record(self, prediction: Prediction) -> Record:
         compute = lambda: record(self.model(prediction.model).module, self.inputs(prediction))  # noqa: E731

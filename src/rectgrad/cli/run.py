@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,7 +84,12 @@ class Ready(NamedTuple):
 def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
     """Processes every photo. Returns how many had to be computed because there was no existing result."""
     plan.model.module.to(plan.device)
-    network, settings, computed = Network.of(plan.model), plan.settings(), 0
+    with closing(Network.of(plan.model)) as network:
+        return _run(plan, network, sources, done)
+
+
+def _run(plan: Plan, network: Network, sources: Iterable[Source], done: Done) -> int:
+    settings, computed = plan.settings(), 0
 
     def look(source: Source) -> Json | Ready:
         with photos.opened(source.path) as file:

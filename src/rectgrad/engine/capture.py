@@ -23,7 +23,7 @@ from rectgrad.engine.backward import Inputs, Maps, RecordedPass
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.engine.preserve import modules_in
 from rectgrad.engine.request import Request
-from rectgrad.kernels.device import Graph
+from rectgrad.kernels.device import Graph, has_graphs
 
 REFUSED = "the model cannot be captured"
 
@@ -62,7 +62,7 @@ class Capture(Generic[Inputs]):
     def __init__(self, request: Request, method: Any, ordinary: Callable[[Any, Any], Any]) -> None:
         """ordinary: (inputs, target) -> maps, by an ordinary call."""
         self._method, self._ordinary, self._request = method, ordinary, replace(request, region=None)
-        self._kinds = [_kind(x) for x in request.inputs]
+        self._kinds = _kinds(request.inputs)
         self._modules = [module for root in modules_in(request.model) for module in root.modules()]
         self._flags = [module.training for module in self._modules]
         self._tensors = [
@@ -73,14 +73,15 @@ class Capture(Generic[Inputs]):
             if x is not None
         ]
         self._lock = threading.Lock()
-        self._graph: Graph | None = None
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         inner = method
         while hasattr(inner, "over") and not inner.one_backward:  # averages replay the inner graph
             inner = inner.over
-        if request.inputs[0].is_cuda and inner.one_backward and request.n:
-            self._graph = self._captured(request, inner)
+        pays = (
+            inner.one_backward and inner.runs_model and request.n > 0 and has_graphs(request.inputs[0].device)
+        )
+        self._graph = self._captured(request, inner) if pays else None
 
     def _captured(self, request: Request, method: Any) -> Graph:
         if method.per_sample and request.mixes(method):
@@ -97,30 +98,32 @@ class Capture(Generic[Inputs]):
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         if not all(isinstance(x, Tensor) for x in tensors):
             return self._ordinary(inputs, target)  # which says what is wrong
-        kinds = [_kind(x) for x in tensors]
-        if kinds != self._kinds:
-            ours, theirs = ", ".join(self._kinds), ", ".join(kinds)
-            raise StaleCaptureError(f"captured for {ours}, not for {theirs}; capture again")
-        fixed = self._request.target
-        if callable(fixed) and target is not None:
+        if (kinds := _kinds(tensors)) != self._kinds:
+            raise StaleCaptureError(f"captured for {self._kinds}, not for {kinds}; capture again")
+        if callable(self._request.target) and target is not None:
             raise ValueError("the target was given at capture and is fixed; leave it out")
-        asked = fixed if target is None else target
-        with contextlib.suppress(NeedsOrdinaryCallError), self._lock:
-            maps = self._replayed(tensors, asked)
+        asked = self._request.target if target is None else target
+        with contextlib.suppress(NeedsOrdinaryCallError):
+            maps, _ = self.replayed(tensors, asked)
             return maps if isinstance(inputs, tuple) else maps[0]  # type: ignore[return-value]
         return self._ordinary(inputs, asked)
 
-    def _replayed(self, inputs: Maps, asked: Any) -> Maps:
-        if self._graph is None:
-            self._check_model()
-            raise NeedsOrdinaryCallError
-        index = None if asked is None or callable(asked) else targets.indices(self._graph.result[1], asked)
-        if self._method.one_backward:
-            return self._method.finish(self._run(inputs, index)[0], inputs)
-        if asked is None:  # the class is that of the clean inputs
-            index = targets.indices(self._run(inputs, None)[1], None)
-        target = asked if index is None else targets.Picked(index)
-        return self._method.maps(replace(self._request, inputs=inputs, target=target, replay=self._run))
+    def replayed(self, inputs: Maps, asked: Any) -> tuple[Maps, Tensor | None]:
+        """The maps and, if one backward pass makes them, the outputs. An error if an ordinary call is due."""
+        with self._lock:
+            if self._graph is None:
+                self._check_model()
+                raise NeedsOrdinaryCallError
+            given = asked is not None and not callable(asked)
+            index = targets.indices(self._graph.result[1], asked) if given else None
+            if self._method.one_backward:
+                raw, outputs = self._run(inputs, index)
+                return self._method.finish(raw, inputs), outputs
+            if asked is None:  # the class is that of the clean inputs
+                index = targets.indices(self._run(inputs, None)[1], None)
+            target = asked if index is None else targets.Picked(index)
+            request = replace(self._request, inputs=inputs, target=target, replay=self._run)
+            return self._method.maps(request), None
 
     def _run(self, inputs: Maps, index: Tensor | None) -> tuple[Maps, Tensor]:
         assert self._graph is not None
@@ -132,7 +135,6 @@ class Capture(Generic[Inputs]):
         return fresh
 
     def _check_model(self) -> None:
-        """Its weights and training flags."""
         if [module.training for module in self._modules] != self._flags:
             raise StaleCaptureError("the model's training flag changed after the capture; capture again")
         for held, name, x, address in self._tensors:
@@ -159,8 +161,8 @@ class Capture(Generic[Inputs]):
             self._graph = None
 
 
-def _kind(x: Tensor) -> str:
-    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
+def _kinds(inputs: Maps) -> str:
+    return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}" for x in inputs)
 
 
 def _difference(maps: Maps, expected: Maps) -> float:

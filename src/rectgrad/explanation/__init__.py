@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rectgrad.api import Model, OptionValue, Record, chosen, record_for
+from rectgrad.api import Model, OptionValue, chosen, record_for
 from rectgrad.engine import target as targets
 from rectgrad.engine.diagnose import warn
 from rectgrad.explanation.network import Labels, Network, Picture, Prepare, Prepared, single
@@ -113,11 +114,13 @@ def explain(
         rectgrad.explain("cat.jpg").save("explained.png")
         rectgrad.explain(photo, net, "integrated_gradients", prepare=transform, labels=["cat", "dog"])
     """
-    network = Network.of(model, prepare, labels, device)
     configured = chosen(method if method is not None else recommended("where"), options)
     pictures, several = _pictures(image)
-    prepared = map(network.prepared, pictures)  # lazily: thousands of pictures would not fit in memory
-    found = explain_prepared(network, prepared, len(pictures), configured, target, batch_size, specificity)
+    with closing(Network.of(model, prepare, labels, device)) as network:
+        prepared = map(network.prepared, pictures)  # lazily: thousands would not fit in memory
+        found = explain_prepared(
+            network, prepared, len(pictures), configured, target, batch_size, specificity
+        )
     return found if several else found[0]
 
 
@@ -185,11 +188,6 @@ def _indices_of(network: Network, target: Any, n: int) -> Any:
     return target
 
 
-def _recorded(network: Network, inputs: Tensor, method: Method) -> Record:
-    """Records the forward pass of a batch, for `explain` and for the command line."""
-    return record_for(network.module, inputs, method)
-
-
 def _explained(
     network: Network, batch: list[Prepared], method: Method, target: Any, specificity: bool | None
 ) -> list[Explanation]:
@@ -197,7 +195,8 @@ def _explained(
     try:
         with WarningLog() as log:
             inputs = torch.stack([each.inputs for each in batch]).to(network.device)
-            recorded = _recorded(network, inputs, method)
+            replayed = network.replay(inputs, method, target)
+            recorded = record_for(network.module, inputs, method) if replayed is None else replayed
             return answers(recorded, network, batch, method, target, specificity, log)
     except Exception as error:
         if not out_of_memory(error) or len(batch) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import photos
+from rectgrad.explanation.captures import Captures, Replay
 from rectgrad.kernels.relevance_ops import BOXED
 from rectgrad.methods import LRP, Method
 from rectgrad.models import ImageModel, classes, load
@@ -31,13 +32,14 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A model, its class names and its preprocessing."""
+    """A model, its class names, its preprocessing, and its captures until `close`."""
 
     name: str
     module: Callable[..., object]
     names: Sequence[Sequence[str]]  # the names of each class, the display name first; empty if unknown
     image_model: ImageModel | None = None
     own: Prepare | None = None
+    _captures: Captures = field(default_factory=Captures, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -80,6 +82,14 @@ class Network:
                 f"device={str(device)!r}, but the model is on {self.device}; move it first: "
                 f"model.to({str(device)!r})"
             )
+
+    def replay(self, inputs: Tensor, method: Method, target: object) -> Replay | None:
+        """A batch explained by a capture; None where an ordinary call is due: see `Captures.replay`."""
+        return self._captures.replay(self.module, inputs, method, target)
+
+    def close(self) -> None:
+        """Frees the memory of captures."""
+        self._captures.release()
 
     def label(self, index: int) -> str:
         return self.names[index][0] if index < len(self.names) else f"class {index}"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rectgrad.api import Record
 from rectgrad.checks import are_probabilities
 from rectgrad.engine import target as targets
-from rectgrad.engine.trace import Trace
+from rectgrad.explanation.captures import Answered, without_tensors
 from rectgrad.explanation.network import Network, Prepared
 from rectgrad.explanation.result import Explanation
 from rectgrad.explanation.trust import Specificity, caution, specificity
@@ -26,7 +23,7 @@ from rectgrad.models import Guess
 
 
 def explain_record(
-    recorded: Record,
+    recorded: Answered,
     network: Network,
     batch: Sequence[Prepared],
     method: Method,
@@ -38,7 +35,7 @@ def explain_record(
         return answers(recorded, network, batch, method, target, specificity, log)
 
 
-def measured(recorded: Record, explanation: Explanation, target: Any) -> Explanation:
+def measured(recorded: Answered, explanation: Explanation, target: Any) -> Explanation:
     """Adds the specificity to an explanation of a recorded picture, even if that needs many passes. The map
     is not recomputed."""
     scores = _scores(recorded, 1)
@@ -49,7 +46,7 @@ def measured(recorded: Record, explanation: Explanation, target: Any) -> Explana
 
 
 def answers(
-    recorded: Record,
+    recorded: Answered,
     network: Network,
     batch: Sequence[Prepared],
     method: Method,
@@ -64,7 +61,7 @@ def answers(
     if scores is not None and scores.shape[1] > 1:
         network.check_labels(scores.shape[1])
     maps = recorded.attribute(method, target)
-    trace, messages = _without_tensors(recorded.trace), list(log.messages)
+    trace, messages = without_tensors(recorded.trace), list(log.messages)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     found = _specificities(recorded, method, maps, scores, index, requested)
     del log.messages[len(messages) :]  # a zero map of the other class is expected
@@ -88,7 +85,7 @@ def answers(
     ]
 
 
-def _scores(recorded: Record, n: int) -> Tensor | None:
+def _scores(recorded: Answered, n: int) -> Tensor | None:
     """The outputs as (N, classes); None if they are not one row of scores per sample."""
     outputs = getattr(recorded.outputs, "logits", recorded.outputs)
     if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or len(outputs) != n:
@@ -96,7 +93,7 @@ def _scores(recorded: Record, n: int) -> Tensor | None:
     return outputs.reshape(n, -1).cpu()
 
 
-def _outputs(recorded: Record, scores: Tensor | None, i: int) -> Tensor:
+def _outputs(recorded: Answered, scores: Tensor | None, i: int) -> Tensor:
     """The raw outputs of one sample; empty if the model does not return a single tensor."""
     if scores is not None:
         return scores[i].clone()
@@ -134,7 +131,7 @@ def _question(network: Network, target: Any, i: int) -> str:
 
 
 def _specificities(
-    recorded: Record,
+    recorded: Answered,
     method: Method,
     maps: Tensor,
     scores: Tensor | None,
@@ -172,11 +169,3 @@ def _concerns(message: str, i: int) -> bool:
     """Whether a warning is about the i-th sample of the batch, or about the whole batch."""
     sample = re.search(r" of sample (\d+) ", message)
     return sample is None or int(sample[1]) == i
-
-
-def _without_tensors(trace: Trace) -> Trace:
-    """A copy that has the rule of each op but holds no activations, which would take too much memory."""
-    light = copy.copy(trace)
-    light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
-    light.hidden = {}
-    return light

@@ -154,7 +154,7 @@ class Explanation:
         if self.map.dim() not in (2, 3):  # not a picture
             return f"<pre>{escape(repr(self))}</pre>"
         row, height = self._panels(224)
-        data = base64.b64encode(files.png(image.sheet([row], cell=height))).decode()
+        data = base64.b64encode(image.png(image.sheet([row], cell=height))).decode()
         alt = escape(f"What the network looked at: {self.caption}", quote=True)
         picture = f'<img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
         top = f"Top classes: {', '.join(map(named, self.top))}"

@@ -13,6 +13,7 @@ from rectgrad.image.colour import (
     upsample,
 )
 from rectgrad.image.figure import figure, show
+from rectgrad.image.png import png
 from rectgrad.image.sheet import PAGE, Panel, bar, sheet
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "final_threshold",
     "overlay",
     "plane",
+    "png",
     "scheme_of",
     "sheet",
     "show",

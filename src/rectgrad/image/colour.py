@@ -80,8 +80,12 @@ def scheme_of(values: Values, dark: bool = False) -> str:
 def colour(values: Values, name: str | None = None, dark: bool = False) -> Image.Image:
     """Draws the map, one pixel per value."""
     name = name or scheme_of(values, dark)
-    table = colours(name)
-    return Image.fromarray(table[_index(values, name)].round().astype(np.uint8))
+    return Image.fromarray(_table(name)[_index(values, name)])
+
+
+def _table(name: str) -> np.ndarray:
+    """A colour table as pixels."""
+    return colours(name).round().astype(np.uint8)
 
 
 def _index(values: Values, name: str) -> np.ndarray:
@@ -100,17 +104,17 @@ def overlay(
     name = name or scheme_of(values)
     capped, limit = cap(values)
     weight = np.abs(capped) / limit if limit > 0 else np.zeros_like(capped)
-    alpha = _resized(np.sqrt(weight), photo.size)[..., None] * strength
+    alpha = Image.fromarray((255 * strength * np.sqrt(weight)).round().astype(np.uint8))
     # Weak values are transparent rather than pale, because a pale tint would only fog the photo.
     strong = np.sign(capped) * (0.5 + 0.5 * weight)
     index = np.clip((strong + 1) / 2 if name.startswith("signed") else strong, 0, 1) * 255
-    tint_small = Image.fromarray(colours(name)[index.round().astype(np.intp)].round().astype(np.uint8))
-    tint = np.asarray(upsample(tint_small, photo.size), dtype=np.float32)
-    grey = np.asarray(photo.convert("L"), dtype=np.float32)[..., None]
-    pale = 0.55 * (0.75 * grey + 0.25 * np.asarray(photo.convert("RGB"), dtype=np.float32)) + 0.45 * 255
-    if name.endswith("dark"):
-        pale = (pale - 0.45 * 255) * 0.8
-    return Image.fromarray((pale * (1 - alpha) + tint * alpha).round().clip(0, 255).astype(np.uint8))
+    tint = Image.fromarray(_table(name)[index.round().astype(np.intp)])
+    pale = Image.blend(photo.convert("L").convert("RGB"), photo.convert("RGB"), 0.25)
+    contrast, white = (0.44, 0) if name.endswith("dark") else (0.55, 0.45 * 255)
+    pale = pale.point([round(contrast * value + white) for value in range(256)] * 3)
+    return Image.composite(
+        upsample(tint, photo.size), pale, alpha.resize(photo.size, Image.Resampling.BILINEAR)
+    )
 
 
 def blurred(values: Values, share: float = 0.02) -> np.ndarray:
@@ -129,11 +133,6 @@ def _convolved(values: np.ndarray, sigma: float) -> np.ndarray:
     width = values.shape[1]
     shifted = np.stack([w * padded[:, i : i + width] for i, w in enumerate(weights)])
     return np.asarray(shifted.sum(0), dtype=np.float32)
-
-
-def _resized(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    picture = Image.fromarray(values.astype(np.float32))
-    return np.asarray(picture.resize(size, Image.Resampling.BILINEAR)).clip(0, 1)
 
 
 def upsample(picture: Image.Image, size: tuple[int, int], smooth: bool = False) -> Image.Image:

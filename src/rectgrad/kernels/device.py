@@ -86,6 +86,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Whether kernels on a device can be captured into a `Graph`."""
+    return device.type == "cuda"
+
+
 class Graph:
     """The kernels that `work` launches, as one CUDA graph. `places` are the tensors that it reads; `result`
     is what it returned, whose tensors hold the values of the last replay."""

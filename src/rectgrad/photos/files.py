@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import io
 import itertools
 import json
 import os
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,6 +15,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from rectgrad import image
 from rectgrad.photos import SUFFIXES
 from rectgrad.photos.names import unique_names
 
@@ -128,24 +127,9 @@ def alive(pid: int) -> bool:
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Writes a PNG."""
+    """Writes a sheet as PNG: see `image.png`."""
     with atomic(path) as part:
-        part.write_bytes(png(picture))
-
-
-def png(picture: Image.Image) -> bytes:
-    """A PNG file with colours rounded to multiples of 5, with run-length compression.
-
-    For a sheet of `rectgrad explain` this saves 43 % of the space and 30 % of the time of compress_level=3,
-    with an SSIM of 0.993. A palette of 256 colours would save 60 %, but shows bands in photos and bars.
-    """
-    rounded = picture.point(_ROUNDED * 3) if picture.mode == "RGB" else picture
-    stream = io.BytesIO()
-    rounded.save(stream, format="PNG", compress_type=zlib.Z_RLE)
-    return stream.getvalue()
-
-
-_ROUNDED = [5 * round(value / 5) for value in range(256)]
+        part.write_bytes(image.png(picture))
 
 
 def save_thumbnail(picture: Image.Image, path: Path) -> None:
