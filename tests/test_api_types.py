@@ -247,7 +247,7 @@ def test_an_expanded_input(name: str) -> None:
     x = images()[:1, :1].expand(2, 3, 6, 6)
     maps = explained(name, x=x)
     assert torch.equal(maps, explained(name, x=x.contiguous()))
-    if name not in ("random", "gradcam", *HIDING):  # which have one value for all channels
+    if name not in ("random", "gradcam", "lrp", *HIDING):  # which treat all channels alike
         assert not torch.equal(maps[:, 0], maps[:, 1])
 
 
@@ -332,7 +332,10 @@ def test_the_default_device_does_not_matter(name: str) -> None:
     model, x = network(), images()
     with torch.device("meta"):
         maps = explained(name, model, x, None)
-    assert torch.equal(maps, expected)
+    if name in ("lrp", "excitation_backprop"):  # a mode is active, so the bridge adds up in another order
+        torch.testing.assert_close(maps, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+    else:
+        assert torch.equal(maps, expected)
 
 
 @pytest.mark.usefixtures("without_onednn")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rectgrad
-from every_method import EVERY, QUICK
+from every_method import ANY_NETWORK, QUICK
 from networks import unsettle
 from reference import reference_attribute, tau_of
 from untouched import untouched
@@ -195,7 +195,7 @@ rectgrads = st.tuples(
     st.just("rectgrad"), st.fixed_dictionaries({}, optional=RECTGRAD | dict.fromkeys(FLAGS, st.booleans()))
 )
 FEW: dict[str, dict[str, Any]] = QUICK | {"integrated_gradients": {"steps": 3}}
-others = st.sampled_from([(name, FEW.get(name, {})) for name in EVERY if "rectgrad" not in name])
+others = st.sampled_from([(name, FEW.get(name, {})) for name in ANY_NETWORK if "rectgrad" not in name])
 RANDOM = ("smoothgrad", "random", "expected_gradients", "rise")
 asks = rectgrads | others
 

@@ -105,7 +105,7 @@ class Pass:
         state = self.state
         with no_inference_mode():
             for op in self.ops:
-                op.facts, op.rule = NO_FACTS, "plain"
+                op.rule = "plain"
             state.rules = as_rules(method.rules(), without)
             state.once, state.observe, state.ran, state.sums = once, observe, set(), []
             try:
@@ -115,6 +115,8 @@ class Pass:
                 raise self._in_our_words(error, type(method).__name__) from None
             finally:
                 state.rules, state.observe = {}, None
+                for op in self.ops:  # facts refer to other ops, and these to their facts
+                    op.facts = NO_FACTS
         if method.rectifies and not state.ran & ops.RECTIFIERS:
             raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace))
         return tuple(
