@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rectgrad
-from every_method import ANY_NETWORK, QUICK
+from every_method import ANY_NETWORK, POSITIONS, QUICK
 from networks import unsettle
 from reference import reference_attribute, tau_of
 from untouched import untouched
@@ -252,6 +252,21 @@ def test_a_batch_is_its_samples(plan: Plan, n: int, ask: Ask) -> None:
     alone = [rectgrad.attribute(model, x[i : i + 1], ask[0], 0, **ask[1]) for i in range(n)]
     assert_near(rectgrad.attribute(model, x, ask[0], 0, **ask[1]), torch.cat(alone))
     assert_near(rectgrad.attribute(model, x, ask[0], 0, batch_size=2, **ask[1]), torch.cat(alone))
+
+
+@properties
+@given(plan=plans(), n=st.integers(1, 3), method=st.sampled_from(POSITIONS))
+def test_class_maps_of_a_batch_are_those_of_its_samples(plan: Plan, n: int, method: str) -> None:
+    """Also from a record; or the network has no positions for any of them."""
+    model, x = batch(plan, n)
+    try:
+        maps = rectgrad.attribute(model, x, method, 0)
+    except rectgrad.UnsupportedModelError:
+        with pytest.raises(rectgrad.UnsupportedModelError):
+            rectgrad.record(model, x).attribute(method, 0)
+        return
+    assert_near(maps, torch.cat([rectgrad.attribute(model, x[i : i + 1], method, 0) for i in range(n)]))
+    assert_near(rectgrad.record(model, x).attribute(method, 0), maps)
 
 
 @properties

@@ -427,7 +427,7 @@ def test_a_shared_activation_belongs_to_the_block_that_calls_it():
 
 def test_wrong_layers():
     model, x = NETWORKS["residual"](0)
-    with pytest.raises(ValueError, match=r"'4.lost' does not exist; layers with similar names are 4.last"):
+    with pytest.raises(ValueError, match=r"'4.lost' does not exist; there are 4.last, .* and others"):
         rectgrad.attribute(model, x, "gradcam", layer="4.lost")
     with pytest.raises(UnsupportedModelError, match=r"no layer '8' with positions.*shape \(2, 6\)"):
         rectgrad.attribute(model, x, "gradcam", layer="8")
