@@ -14,6 +14,7 @@ import rectgrad
 from every_method import EVERY, QUICK
 from networks import NETWORKS
 from rectgrad.api import record_for
+from rectgrad.methods.catalog import describe
 from tiny_model import tiny
 
 RNG = np.random.default_rng(0)
@@ -228,3 +229,15 @@ def test_what_is_no_picture_is_shown_as_text():
     found = rectgrad.explain(torch.rand(12), nn.Sequential(nn.Linear(12, 3)), "saliency")
     assert found._repr_html_() == f"<pre>{repr(found).replace(chr(39), '&#x27;')}</pre>"
     assert "map 12" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("deeplift", "baseline"), ("expected_gradients", "baselines")]
+)
+def test_an_option_that_is_a_tensor_is_described_by_its_shape(method, option, tmp_path):
+    given = torch.zeros(inputs_of(tiny()).shape)
+    found = rectgrad.explain(PIXELS, tiny(), method, **{option: given})
+    assert describe(found.method) == f"{method.replace('_', ' ')} {option}=a tensor {tuple(given.shape)}"
+    found.save(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as saved:
+        assert "a tensor (1, 3," in str(saved["settings"])

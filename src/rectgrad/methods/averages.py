@@ -19,7 +19,6 @@ from rectgrad.kernels.baseline import (
     column,
     differences_times,
     each_baseline,
-    positions,
     value_range,
     weighted_sum,
     with_rows,
@@ -28,7 +27,7 @@ from rectgrad.kernels.draws import generators
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option, wrong_option
-from rectgrad.metrics.baselines import blur
+from rectgrad.metrics.baselines import blurred
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class ExpectedGradients(Average):
 
     def _drawn(self, inputs: Maps) -> Iterator[tuple[Maps, Maps]]:
         """Points between a baseline and the input, and input - baseline."""
-        given = _blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
+        given = blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
         uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
         for own in generators(inputs, self.seed, self.samples):
             u, t = torch.stack([uniform(generator=each) for each in own]).T
@@ -159,9 +158,3 @@ class ExpectedGradients(Average):
 
 def _raw(over: Method, request: Request) -> Maps:
     return over.raw(request)
-
-
-def _blurred(inputs: Maps) -> list[Maps]:
-    """Gaussian-blurred copies. Standard deviations: 2, 4, 8, 16 and 32 % of the shorter side."""
-    shares = (0.02, 0.04, 0.08, 0.16, 0.32)
-    return [tuple(blur(wide(x), s, len(positions(x))).to(x.dtype) for x in inputs) for s in shares]

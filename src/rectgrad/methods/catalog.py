@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from torch import Tensor
+
 from rectgrad.methods.averages import ExpectedGradients, IntegratedGradients, SmoothGrad
 from rectgrad.methods.cam import GradCAM, GuidedGradCAM
 from rectgrad.methods.control import RandomMap
@@ -52,7 +54,7 @@ def title_of(name: str) -> str:
 
 def name_of(method: Method) -> str:
     """The name under which a method, or one of its class, is listed; the class name if none is."""
-    exact = [name for name, listed in METHODS.items() if listed == method]
+    exact = [name for name, listed in METHODS.items() if _equal(listed, method)]
     alike = [name for name, listed in METHODS.items() if type(listed) is type(method)]
     return (exact or alike or [type(method).__name__])[0]
 
@@ -61,13 +63,22 @@ def describe(method: Method) -> str:
     """A method's name and the options that differ from the listed ones."""
     name = name_of(method)
     listed = METHODS.get(name, method)
-    changed = [f"{k}={_short(v)}" for k, v in vars(method).items() if v != getattr(listed, k)]
+    changed = [f"{k}={_short(v)}" for k, v in vars(method).items() if not _equal(v, getattr(listed, k))]
     return " ".join([name.replace("_", " "), *changed])
 
 
 def plain_value(value: Any) -> Any:
     """An option as JSON can hold it."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
     return describe(value) if isinstance(value, Method) else value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except RuntimeError:  # tensors are compared number by number
+        return False
 
 
 def _short(value: Any) -> str:

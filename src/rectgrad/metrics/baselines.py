@@ -46,4 +46,12 @@ def blur(inputs: Tensor, share: float = BLUR, dims: int = 2) -> Tensor:
     return inputs.contiguous()
 
 
+def blurred(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Five copies, each blurred more than the last: by 2, 4, 8, 16 and 32 % of the shorter side. Dimension 1
+    of inputs with more than two is that of the channels."""
+    dims = [max(x.dim() - 2, min(x.dim() - 1, 1)) for x in inputs]
+    pairs = list(zip(inputs, dims, strict=True))
+    return [tuple(blur(real(x), 0.02 * 2**i, d).to(x.dtype) for x, d in pairs) for i in range(5)]
+
+
 _NAMED = {"blur": blur, "mean": mean}
