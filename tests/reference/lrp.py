@@ -109,7 +109,7 @@ def lrp_rule(
         if kind == "softmax" and attention:
             dim, x = node.kwargs["dim"], record.values[node.args[0]]
             return [(node.args[0], x * (R - z * R.sum(dim, keepdim=True)))]
-        if kind in RECTIFIERS | SQUASHING:
+        if kind in RECTIFIERS | SQUASHING | {"pow"}:
             return [(node.args[0], R)]
         if kind in ("batch_norm", "add", "sub") and excites and len(record.sources(node)) == 1:
             (source,) = record.sources(node)
