@@ -122,7 +122,10 @@ def check(method: str, step: str, first: Spelling, spelling: Spelling, samples: 
     expected = first_map(method, step, first, samples)
     given = maps(method, pictures(samples), **{step: spelling})
     assert expected.abs().max() > 0
-    assert torch.equal(given, expected), f"differs by {(given - expected).abs().max():.1e}"
+    if method == "expected_gradients":  # samples that are folded run one by one, and add up in another order
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
+    else:
+        assert torch.equal(given, expected), f"differs by {(given - expected).abs().max():.1e}"
 
 
 def spellings(table: dict[str, Spelling]) -> pytest.MarkDecorator:
