@@ -141,7 +141,8 @@ def test_a_finite_map_or_a_refusal_with_its_reason(model, pixels, method):
     assert maps.shape == pixels.shape
     assert maps.isfinite().all()
     alone = torch.cat([rectgrad.attribute(model, x[None], method, **options) for x in pixels])
-    torch.testing.assert_close(maps, alone, rtol=0, atol=1e-5 * float(maps.abs().max()))
+    # With random weights, hiding a part may change a score by rounding alone.
+    torch.testing.assert_close(maps, alone, rtol=0, atol=1e-13 + 1e-5 * float(maps.abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore")
