@@ -28,6 +28,17 @@ def same_shape(call: str, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"{call}({shapes}): needs two batches of maps of one shape")
 
 
+def same_pixels(call: str, inputs: Tensor, maps: Tensor) -> None:
+    given = f"{call}(inputs of shape {tuple(inputs.shape)}, maps of shape {tuple(maps.shape)})"
+    if inputs.ndim < 3 or maps.ndim < 3 or len(inputs) != len(maps) or inputs.shape[-2:] != maps.shape[-2:]:
+        raise ValueError(f"{given}: needs (N, H, W) or (N, C, H, W), with the same N, H and W")
+
+
+def over_channels(pixels: Tensor, inputs: Tensor) -> Tensor:
+    """One value for each pixel, N * H * W in all, in a shape that broadcasts to `inputs`."""
+    return pixels.reshape(len(inputs), *[1] * (inputs.ndim - 3), *inputs.shape[-2:])
+
+
 def total(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1)
 
