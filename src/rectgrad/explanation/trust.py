@@ -36,11 +36,11 @@ def specificity(map: Tensor, other: Tensor) -> Specificity:
 
     `other` is the map for the class with the smallest output; see `rectgrad.metrics.specificity`.
     """
-    m, n = (each.reshape(1, -1, 1, each[0].numel() if each.dim() > 1 else len(each)) for each in (map, other))
+    m, n = _positions(map), _positions(other)
     value = float(overlap.specificity(m, n))
     if math.isnan(value):
         return Specificity(None, "the map is zero")
-    if not bool(n.float().sum(1).any()):
+    if not bool(n.any()):
         return Specificity(value, "the map of the least likely class is zero: nothing speaks for that class")
     return Specificity(value, "")
 
@@ -55,3 +55,9 @@ def caution(value: float, method: str) -> str:
         "this map looks nearly the same for any class. It shows where the network looked, not why it chose "
         f"this class{advice}"
     )
+
+
+def _positions(map: Tensor) -> Tensor:
+    """The sum over channels as (1, 1, positions), in float64 so that the share is exact."""
+    wide = map.float() if map.element_size() < 4 else map
+    return (wide.sum(0) if wide.dim() > 1 else wide).reshape(1, 1, -1).double()
