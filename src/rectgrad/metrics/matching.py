@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rectgrad.metrics.checks import ratio, samples
+from rectgrad.metrics.checks import ascending, ratio, samples
 
 
 def times_input(maps: Tensor, inputs: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def cut_to_gini(maps: Tensor, gini: float | Tensor) -> Tensor:
     if bool((wanted < 0).any()) or bool((wanted >= 1).any()):
         raise ValueError(f"cut_to_gini(gini={gini}): needs values from 0 to below 1")
     sizes = flat.abs()
-    a = sizes.double().sort(dim=1).values
+    a = ascending(sizes.double())
     n = a.shape[1]
     weights = torch.arange(1 - n, n, 2, dtype=a.dtype, device=a.device) / n
     indices = ratio(_from_here_on(weights * a), _from_here_on(a))  # G_k, in column k

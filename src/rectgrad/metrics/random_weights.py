@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad.metrics.draws import seeded
-from rectgrad.metrics.similarity import rank_correlation
+from rectgrad.metrics.similarity import rank_correlations
 
 
 class Stage(NamedTuple):
@@ -22,19 +21,18 @@ class Stage(NamedTuple):
     model: nn.Module
 
 
-absolute_rank_correlation = partial(rank_correlation, absolute=True)
-
-
 def randomisation(
     maps: Tensor,
     others: Iterable[Tensor],
-    similarity: Callable[[Tensor, Tensor], Tensor] = absolute_rank_correlation,
+    similarity: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Similarities, (N, stages), of the maps and the maps of each randomised network, for the same classes.
 
     Values near `unrelated(similarity, maps)` pass: then the maps are as different as those of two photos.
     The default is the rank correlation of absolute values, as in the paper and in Quantus' MPRT.
     """
+    if similarity is None:
+        return torch.stack(rank_correlations(maps, others, absolute=True), 1)
     return torch.stack([similarity(maps, other) for other in others], 1)
 
 
@@ -51,10 +49,14 @@ def stages(
     """
     if kind not in ("cascading", "alone"):
         raise ValueError(f"stages(kind={kind!r}): needs 'cascading' or 'alone'")
-    parts = layer_groups(model, groups)
-    for i, part in enumerate(parts):
-        layers = part if kind == "alone" else tuple(name for earlier in parts[: i + 1] for name in earlier)
-        yield Stage(layers, randomised(model, layers, seed))
+    layers: tuple[str, ...] = ()
+    changed = model
+    for group in layer_groups(model, groups):
+        if kind == "alone":
+            yield Stage(group, randomised(model, group, seed))
+        else:
+            layers, changed = layers + group, randomised(changed, group, seed)
+            yield Stage(layers, changed)
 
 
 def layer_groups(model: nn.Module, groups: int = 5) -> list[tuple[str, ...]]:
