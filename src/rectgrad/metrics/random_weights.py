@@ -82,17 +82,16 @@ def randomised(
     """A copy of the network in which the named layers have random weights; buffers are kept.
 
     Each parameter becomes normal with its own mean and standard deviation, which keeps the scale of the
-    activations. The numbers depend on the seed and the parameter's name only. fresh: another network of this
-    architecture, from which the layers are taken instead.
+    activations. The numbers depend on the seed and the parameter's name. fresh: another network of this
+    architecture, whose weights are taken instead.
     """
     changed = copy.deepcopy(model)
     for layer in layers:
-        own = changed.get_submodule(layer)
-        if fresh is not None:
-            own.load_state_dict(fresh.get_submodule(layer).state_dict())
-            continue
-        for name, weights in own.named_parameters(layer, recurse=False):
-            weights.copy_(_normal(weights, seeded(str(seed).encode(), name.encode())))
+        for name, weights in changed.get_submodule(layer).named_parameters(layer, recurse=False):
+            if fresh is None:
+                weights.copy_(_normal(weights, seeded(str(seed).encode(), name.encode())))
+            else:
+                weights.copy_(fresh.get_parameter(name))
     return changed.requires_grad_(False)
 
 
