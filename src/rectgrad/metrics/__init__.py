@@ -11,6 +11,9 @@ Submodules: `controls` (maps that know nothing of the network), `grid` (composit
 `matching` (equal post-processing), `random_weights` (randomised networks), `statistics` (intervals, tests).
 """
 
+from rectgrad.metrics import controls as controls
+from rectgrad.metrics import matching as matching
+from rectgrad.metrics import statistics as statistics
 from rectgrad.metrics.curves import area, deletion, insertion
 from rectgrad.metrics.grid import grid_pointing
 from rectgrad.metrics.maps import (

@@ -85,7 +85,7 @@ def _named(
     if perturbation == "gaussian":
         return lambda x, _: (noise * random.normal(*x.shape[1:])).to(x.dtype)
     height, width = inputs.shape[-2:]
-    side = side or max(min(height, width) // 8, 1)
+    side = max(min(height, width) // 8, 1) if side is None else side
     if not 1 <= side <= min(height, width):
         raise ValueError(f"infidelity(side={side}) for {height} by {width} pixels: needs squares that fit")
     return lambda x, _: torch.where(over_channels(_square(random, height, width, side), x), x - empty, 0)
