@@ -58,6 +58,6 @@ def caution(value: float, method: str) -> str:
 
 
 def _positions(map: Tensor) -> Tensor:
-    """The sum over channels as (1, 1, positions), in float64 so that the share is exact."""
+    """The sum over channels as (1, 1, positions), in float64 on the CPU so that the share is exact."""
     wide = map.float() if map.element_size() < 4 else map
-    return (wide.sum(0) if wide.dim() > 1 else wide).reshape(1, 1, -1).double()
+    return (wide.sum(0) if wide.dim() > 1 else wide).reshape(1, 1, -1).cpu().double()

@@ -37,10 +37,9 @@ def linear_imputation(images: Tensor, removed: Tensor, tolerance: float = 1e-5) 
     """
     unknown = removed.to(images.dtype)
     grids = _grids(unknown)
-    known = torch.where(removed, 0, images)
+    known = images * (1 - unknown)
     limit = tolerance * (known.amax((-2, -1), keepdim=True) - known.amin((-2, -1), keepdim=True))
-    solution = _solve(grids, _neighbours(known) * unknown, limit)
-    return torch.where(removed, solution, images)
+    return known + _solve(grids, _neighbours(known) * unknown, limit)  # the solution is 0 at known pixels
 
 
 def _solve(grids: list[_Grid], b: Tensor, limit: Tensor) -> Tensor:
@@ -137,11 +136,14 @@ def _inverse(grid: _Grid) -> Tensor:
 
 
 def _neighbours(x: Tensor) -> Tensor:
-    """sum_j w_ij x_j, with zeros outside the image: (1 2 1; 2 4 2; 1 2 1) / 12 without the centre."""
+    """12 sum_j w_ij x_j, with zeros outside the image: (1 2 1; 2 4 2; 1 2 1) without the centre.
+
+    The equations are multiplied by 12, so that the weights are exact.
+    """
     padded = F.pad(x, (1, 1, 1, 1))
     row = torch.add(padded[..., :-2], padded[..., 1:-1], alpha=2).add_(padded[..., 2:])
     both = torch.add(row[..., :-2, :], row[..., 1:-1, :], alpha=2).add_(row[..., 2:, :])
-    return both.sub_(x, alpha=4).div_(12)
+    return both.sub_(x, alpha=4)
 
 
 def _apply_finest(degree: Tensor, unknown: Tensor, x: Tensor) -> Tensor:

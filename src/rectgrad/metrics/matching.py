@@ -28,16 +28,16 @@ def cut_to_gini(maps: Tensor, gini: float | Tensor) -> Tensor:
     cumulative sums, and the smallest sufficient k is exact.
     """
     flat = samples("cut_to_gini", maps)
-    wanted = torch.as_tensor(gini, dtype=torch.float64, device=maps.device).expand(len(flat))
+    wanted = torch.as_tensor(gini, dtype=torch.float64, device="cpu").expand(len(flat))
     if bool((wanted < 0).any()) or bool((wanted >= 1).any()):
         raise ValueError(f"cut_to_gini(gini={gini}): needs values from 0 to below 1")
     sizes = flat.abs()
-    a = ascending(sizes.double())
+    a = ascending(sizes.cpu().double())  # not every device has float64
     n = a.shape[1]
     weights = torch.arange(1 - n, n, 2, dtype=a.dtype, device=a.device) / n
     indices = ratio(_from_here_on(weights * a), _from_here_on(a))  # G_k, in column k
     k = (indices < wanted[:, None]).sum(1, keepdim=True).clamp(max=n - 1)
-    limit = torch.where(k > 0, a.gather(1, (k - 1).clamp(min=0)), -1)
+    limit = torch.where(k > 0, a.gather(1, (k - 1).clamp(min=0)), -1).to(sizes)
     kept = (sizes > limit) | (sizes == sizes.amax(1, keepdim=True))
     return torch.where(kept.reshape(maps.shape), maps, 0)
 

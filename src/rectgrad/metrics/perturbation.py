@@ -93,8 +93,10 @@ def _named(
 
 def _square(random: Draws, height: int, width: int, side: int) -> Tensor:
     """(N, H, W), True in a random square of each sample."""
-    places = random.uniform(2).double()
-    top, left = (places[:, 0] * (height - side + 1)).long(), (places[:, 1] * (width - side + 1)).long()
+    top, left = (
+        (part * (size - side + 1)).long().clamp(max=size - side)
+        for part, size in zip(random.uniform(2).unbind(1), (height, width), strict=True)
+    )
     rows = torch.arange(height, device=top.device) - top[:, None]
     columns = torch.arange(width, device=left.device) - left[:, None]
     return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
