@@ -1,4 +1,4 @@
-"""Insertion and deletion: how the score changes as pixels are added or removed in the order of the map."""
+"""Insertion and deletion (Petsiuk et al. 2018): the score as pixels are added or removed by importance."""
 
 from __future__ import annotations
 
