@@ -161,7 +161,7 @@ def test_edges_are_sobels():
 
 
 def test_only_the_named_layers_lose_their_weights(module):
-    changed = sanity.randomised(module, ("dense2", "conv4"), 0)
+    changed = sanity.reinitialised(module, ("dense2", "conv4"), 0)
     for name, layer in module.named_children():
         if list(layer.parameters()):
             same = torch.equal(layer.weight, getattr(changed, name).weight)
@@ -171,7 +171,7 @@ def test_only_the_named_layers_lose_their_weights(module):
 
 
 def test_a_random_network_has_another_saliency_map(module):
-    changed = sanity.randomised(module, sanity.LAYERS, 0)
+    changed = sanity.reinitialised(module, sanity.LAYERS, 0)
     a, b = (rectgrad.attribute(m, X, "saliency", target=0).sum(1) for m in (module, changed))
     assert abs(float(rectgrad.metrics.rank_correlation(a, b).mean())) < 0.15
 

@@ -5,6 +5,8 @@ Every function takes one sample: a map is (C, H, W), float64; a mask is (H, W), 
 
 import math
 
+import numpy as np
+
 
 def total_variation(m, normalize=False):
     channels, height, width = m.shape
@@ -122,11 +124,7 @@ def ssim(a, b, data_range=None):
 
 def curve(score, start, end, m, steps):
     """Scores of one (C, H, W) image on its way from `start` to `end`; `score` takes one image."""
-    _, height, width = m.shape
-    places = [(y, x) for y in range(height) for x in range(width)]
-    # Python's sort is stable: equal pixels keep their reading order
-    places = sorted(places, key=lambda place: -sum(m[:, place[0], place[1]]))
-    scores = []
+    places, scores = ranked_pixels(m), []
     for k in range(steps + 1):
         image = start.copy()
         for y, x in places[: k * len(places) // steps]:
@@ -138,3 +136,118 @@ def curve(score, start, end, m, steps):
 def area(scores):
     gaps = len(scores) - 1
     return sum((scores[i] + scores[i + 1]) / 2 / gaps for i in range(gaps))
+
+
+def linear_imputation(image, removed):
+    """One (C, H, W) image whose removed pixels solve the linear system, with a dense matrix."""
+    channels, height, width = image.shape
+    places = [(y, x) for y in range(height) for x in range(width) if removed[y, x]]
+    number = {place: i for i, place in enumerate(places)}
+    matrix, right = np.zeros((len(places), len(places))), np.zeros((len(places), channels))
+    for i, (y, x) in enumerate(places):
+        for down in (-1, 0, 1):
+            for across in (-1, 0, 1):
+                near = (y + down, x + across)
+                if near == (y, x) or not (0 <= near[0] < height and 0 <= near[1] < width):
+                    continue
+                weight = 1 / 12 if down and across else 1 / 6
+                matrix[i, i] += weight
+                if near in number:
+                    matrix[i, number[near]] -= weight
+                else:
+                    right[i] += weight * image[:, near[0], near[1]]
+    filled = image.copy()
+    for (y, x), values in zip(places, np.linalg.solve(matrix, right), strict=True):
+        filled[:, y, x] = values
+    return filled
+
+
+def ranked_pixels(m):
+    """(y, x) of a (C, H, W) map, most important first, equal ones in reading order (a stable sort)."""
+    places = [(y, x) for y in range(m.shape[1]) for x in range(m.shape[2])]
+    return sorted(places, key=lambda place: -sum(m[:, place[0], place[1]]))
+
+
+def pearson(a, b):
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    variances = sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)
+    return covariance / math.sqrt(variances) if variances else math.nan
+
+
+def subset_correlation(score, image, baseline, m, subsets):
+    """Sensitivity-n of one image for given subsets (H, W)."""
+    sums, effects = [], []
+    for chosen in subsets:
+        changed, total = image.copy(), 0.0
+        for y in range(chosen.shape[0]):
+            for x in range(chosen.shape[1]):
+                if chosen[y, x]:
+                    changed[:, y, x] = baseline[:, y, x]
+                    total += sum(m[:, y, x])
+        sums.append(total)
+        effects.append(score(image) - score(changed))
+    return pearson(sums, effects)
+
+
+def infidelity(score, image, m, perturbations, factors=None, optimal_scaling=False):
+    """factors: what the map is multiplied with; default: the perturbations themselves."""
+    predicted = [float((f * m).sum()) for f in (factors or perturbations)]
+    effects = [score(image) - score(image - change) for change in perturbations]
+    scale = 1.0
+    if optimal_scaling:
+        scale = sum(c * d for c, d in zip(predicted, effects, strict=True)) / sum(c * c for c in predicted)
+    return sum((scale * c - d) ** 2 for c, d in zip(predicted, effects, strict=True)) / len(effects)
+
+
+def max_sensitivity(m, others):
+    return max(math.sqrt(((other - m) ** 2).sum()) for other in others) / math.sqrt((m**2).sum())
+
+
+def specificity(a, b, share=0.05):
+    sizes_a, sizes_b = ([abs(v) for v in m.sum(0).flatten()] for m in (a, b))
+    if not any(sizes_a):
+        return math.nan
+    if not any(sizes_b):
+        return 1.0
+    counts = [sum(1 for v in sizes if v) for sizes in (sizes_a, sizes_b)]
+    k = min(max(round(share * len(sizes_a)), 1), *counts)
+    top_a, top_b = (
+        set(sorted(range(len(sizes)), key=lambda i: -sizes[i])[:k]) for sizes in (sizes_a, sizes_b)
+    )
+    return 1 - len(top_a & top_b) / k
+
+
+def grid_pointing(m, shape, cell):
+    rows, columns = shape
+    _, height, width = m.shape
+    asked = total = 0.0
+    for y in range(height):
+        for x in range(width):
+            value = max(sum(m[:, y, x]), 0.0)
+            row = max(i for i in range(rows) if y >= round(i * height / rows))
+            column = max(j for j in range(columns) if x >= round(j * width / columns))
+            total += value
+            asked += value if row * columns + column == cell else 0.0
+    return asked / total if total else 0.0
+
+
+def cut_to_gini(m, wanted):
+    """Tries every threshold, from the lowest."""
+    cut = m
+    for limit in sorted({-1.0, *np.abs(m).flatten()}):
+        if limit == np.abs(m).max():
+            break
+        cut = np.where(np.abs(m) > limit, m, 0)
+        if gini(cut) >= wanted:
+            break
+    return cut
+
+
+def holm(p):
+    order = sorted(range(len(p)), key=lambda i: p[i])
+    corrected, largest = [0.0] * len(p), 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p) - place) * p[i]))
+        corrected[i] = largest
+    return corrected

@@ -8,7 +8,6 @@ et al., 2018). Later papers report that RectGrad is not very sensitive.
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from rectgrad.experiments.maps import COMPARED, comparison_map
 from rectgrad.experiments.statistics import spread
 from rectgrad.methods.catalog import title_of
 from rectgrad.metrics import rank_correlation, ssim
+from rectgrad.metrics.random_weights import randomised
 from rectgrad.models.cifar import CifarCNN
 from rectgrad.training import logits
 
@@ -40,15 +40,12 @@ KINDS = ("cascading", "alone")
 MEASURES = {"rank": "rank correlation", "rank_absolute": "rank correlation, absolute", "ssim": "SSIM"}
 
 
-def randomised(module: nn.Module, layers: tuple[str, ...], seed: int) -> nn.Module:
+def reinitialised(module: nn.Module, layers: tuple[str, ...], seed: int) -> nn.Module:
     """A copy of the network with the named layers re-initialised."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(10_000 + seed)
         fresh = CifarCNN()
-    changed = copy.deepcopy(module)
-    for name in layers:
-        getattr(changed, name).load_state_dict(getattr(fresh, name).state_dict())
-    return changed.requires_grad_(False)
+    return randomised(module, layers, fresh=fresh)
 
 
 def run(lab: Lab) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _measure(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list[
     for kind, chosen in sets.items():
         found[kind] = {key: [] for key in MEASURES}
         for layers in chosen:
-            after = comparison_map(randomised(lab.network, layers, draw), x, method, target)
+            after = comparison_map(reinitialised(lab.network, layers, draw), x, method, target)
             for key, values in _similarities(before, after).items():
                 found[kind][key].append(values.tolist())
     return found

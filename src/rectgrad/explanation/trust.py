@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
 
+from rectgrad.metrics import overlap
+
 LOW = 0.3  # below this, pictures include a caution
-SHARE = 0.05  # of the positions
 
 _RECOMMENDED = {"where": "rectgrad", "why this class": "integrated_gradients"}
 
@@ -32,18 +34,15 @@ class Specificity(NamedTuple):
 def specificity(map: Tensor, other: Tensor) -> Specificity:
     """1 - |top_k(map) and top_k(other)| / k, for one sample's map (C, ...) and that of another class.
 
-    Positions are ranked by m = |sum over channels|, ties by position. k is 5 % of the positions, or the
-    number of non-zero ones in either map if that is smaller. `other` is the map for the class with the
-    smallest output: where both mark the same positions, the map does not depend on the class.
+    `other` is the map for the class with the smallest output; see `rectgrad.metrics.specificity`.
     """
     m, n = _positions(map), _positions(other)
-    if not bool(m.any()):
+    value = float(overlap.specificity(m, n))
+    if math.isnan(value):
         return Specificity(None, "the map is zero")
     if not bool(n.any()):
-        return Specificity(1.0, "the map of the least likely class is zero: no evidence for that class")
-    k = min(max(round(SHARE * m.numel()), 1), int(m.count_nonzero()), int(n.count_nonzero()))
-    shared = int((_top(m, k) & _top(n, k)).sum())
-    return Specificity(1 - shared / k, "")
+        return Specificity(value, "the map of the least likely class is zero: no evidence for that class")
+    return Specificity(value, "")
 
 
 def caution(value: float, method: str) -> str:
@@ -59,13 +58,6 @@ def caution(value: float, method: str) -> str:
 
 
 def _positions(map: Tensor) -> Tensor:
-    """|sum over channels|, flattened."""
+    """The sum over channels as (1, 1, positions), in float64 on the CPU so that the share is exact."""
     wide = map.float() if map.element_size() < 4 else map
-    return (wide.sum(0) if wide.dim() > 1 else wide).abs().flatten()
-
-
-def _top(m: Tensor, k: int) -> Tensor:
-    """A mask of the k largest positions; ties are broken by position."""
-    least = m.topk(k).values[-1]
-    above, equal = m > least, m == least
-    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
+    return (wide.sum(0) if wide.dim() > 1 else wide).reshape(1, 1, -1).cpu().double()

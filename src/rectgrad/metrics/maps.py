@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rectgrad.metrics.checks import images, ratio, samples, total
+from rectgrad.metrics.checks import ascending, images, ratio, samples, total
 
 
 def total_variation(maps: Tensor, normalize: bool = False) -> Tensor:
@@ -30,7 +30,7 @@ def gini(maps: Tensor) -> Tensor:
     1e-7 to every entry, which makes it smaller by the factor 1 + 1e-7 n M / sum(a): by less than 1e-4
     if the mean of a is above M / 1000.
     """
-    a = samples("gini", maps).abs().sort(dim=1).values
+    a = ascending(samples("gini", maps).abs())
     n = a.shape[1]
     weights = torch.arange(1 - n, n, 2, dtype=a.dtype, device=a.device)
     # dividing by n first keeps float32 sums small

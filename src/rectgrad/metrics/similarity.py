@@ -1,10 +1,12 @@
 """Similarity of two maps."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rectgrad.metrics.checks import images, same_shape, samples
+from rectgrad.metrics.checks import images, order, same_shape, samples
 
 SSIM_WINDOW = 7
 
@@ -16,10 +18,16 @@ def rank_correlation(a: Tensor, b: Tensor, absolute: bool = False) -> Tensor:
     has no ranking, so the result is NaN, as in scipy.
     """
     same_shape("rank_correlation", a, b)
-    a, b = samples("rank_correlation", a), samples("rank_correlation", b)
-    x, y = (_centred_ranks(m.abs() if absolute else m) for m in (a, b))
-    lengths = x.square().sum(1).sqrt() * y.square().sum(1).sqrt()
-    return ((x * y).sum(1) / lengths).clamp(-1, 1)
+    return _correlation(ranked(a, absolute), ranked(b, absolute))
+
+
+def rank_correlations(a: Tensor, others: Iterable[Tensor], absolute: bool = False) -> list[Tensor]:
+    """`rank_correlation` of the same maps with several others: `a` is ranked once."""
+    x, found = ranked(a, absolute), []
+    for b in others:
+        same_shape("rank_correlation", a, b)
+        found.append(_correlation(x, ranked(b, absolute)))
+    return found
 
 
 def ssim(a: Tensor, b: Tensor, data_range: float | None = None) -> Tensor:
@@ -38,16 +46,29 @@ def ssim(a: Tensor, b: Tensor, data_range: float | None = None) -> Tensor:
     return _window_ssim(x / R, y / R).flatten(1).mean(1)
 
 
-def _centred_ranks(values: Tensor) -> Tensor:
-    """Twice (average rank - mean rank), per row.
+def _correlation(x: Tensor, y: Tensor) -> Tensor:
+    """Pearson's correlation of centred rows."""
+    lengths = x.square().sum(1).sqrt() * y.square().sum(1).sqrt()
+    return ((x * y).sum(1) / lengths).clamp(-1, 1)
 
-    The 1-based average rank is (smaller + smaller_or_equal + 1) / 2 and its mean (n + 1) / 2, so the
-    difference comes from counts alone, exactly.
+
+def ranked(maps: Tensor, absolute: bool) -> Tensor:
+    """Twice (average rank - mean rank) of each entry, (N, entries).
+
+    In sorted order, equal values are a run from index `first` to `last`. Their 1-based average rank is
+    (first + last) / 2 + 1 and the mean rank (n + 1) / 2, so the difference comes from indices alone, exactly.
     """
-    ordered = values.detach().sort(dim=1).values
-    smaller = torch.searchsorted(ordered, values.contiguous())
-    smaller_or_equal = torch.searchsorted(ordered, values.contiguous(), right=True)
-    ranks = (smaller + smaller_or_equal - values.shape[1]).to(values.dtype)
+    values = samples("rank_correlation", maps.detach())
+    values = values.abs() if absolute else values
+    places, n = order(values), values.shape[1]
+    ordered = values.gather(1, places)
+    index = torch.arange(n, dtype=torch.int32, device=values.device).expand(ordered.shape)
+    differs = ordered[:, 1:] != ordered[:, :-1]
+    first, last = index.clone(), index.clone()
+    first[:, 1:].masked_fill_(~differs, 0)
+    last[:, :-1].masked_fill_(~differs, n)
+    twice = first.cummax(1).values + last.flip(1).cummin(1).values.flip(1) + (1 - n)
+    ranks = torch.empty_like(values).scatter_(1, places, twice.to(values.dtype))
     return ranks.masked_fill(values.isnan(), torch.nan)
 
 

@@ -1,0 +1,172 @@
+"""Linear imputation: each removed pixel is the weighted mean of its neighbours (Rong et al. 2022).
+
+Neighbours that are removed too are unknowns of the same linear system. With the removed pixels U, weights
+w_ij = 1/6 for direct and 1/12 for diagonal neighbours, and d_i the sum of the weights of the neighbours of i
+that are inside the image:
+
+    d_i x_i - sum_{j in U} w_ij x_j = sum_{j not in U} w_ij x_j        for i in U
+
+The matrix A is symmetric and positive definite. All images of a batch are solved at once by conjugate
+gradients, preconditioned with one multigrid cycle (Galerkin coarse grids, linear interpolation, one Jacobi
+sweep before and after): 4 to 8 iterations for any mask and image size, where Jacobi's preconditioner alone
+needs hundreds if the holes are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rectgrad.metrics.checks import ratio
+
+COARSEST = 64  # pixels of the grid that is solved directly
+ITERATIONS = 50  # never reached in practice
+
+
+def linear_imputation(images: Tensor, removed: Tensor, tolerance: float = 1e-5) -> Tensor:
+    """Images (N, C, H, W) with the removed pixels, (N, 1, H, W) and boolean, interpolated.
+
+    tolerance: largest error of a pixel, as a share of the channel's value range. In float32, rounding adds
+    about 1e-5 for photos, and up to 1e-3 for strips of a few pixels that are removed almost entirely. At
+    least one pixel of each image must be left.
+    """
+    unknown = removed.to(images.dtype)
+    grids = _grids(unknown)
+    known = images * (1 - unknown)
+    limit = tolerance * (known.amax((-2, -1), keepdim=True) - known.amin((-2, -1), keepdim=True))
+    return known + _solve(grids, _neighbours(known) * unknown, limit)  # the solution is 0 at known pixels
+
+
+def _solve(grids: list[_Grid], b: Tensor, limit: Tensor) -> Tensor:
+    """A^-1 b by conjugate gradients. A channel stops once its error is below the limit; the batch does not
+    matter.
+
+    The preconditioned residual z is an estimate of the error, which the last step adds.
+    """
+    x, r, p, rz = torch.zeros_like(b), b.clone(), torch.zeros_like(b), b.new_ones(())
+    for _ in range(ITERATIONS):
+        z = _cycle(grids, r)
+        running = z.abs().amax((-2, -1), keepdim=True) > limit
+        if not bool(running.any()):
+            break
+        previous, rz = rz, _dot(r, z)
+        p = z + p * ratio(rz, previous)
+        q = grids[0].apply(p)
+        step = torch.where(running, ratio(rz, _dot(p, q)), 0)
+        x.addcmul_(step, p)
+        r.addcmul_(step, q, value=-1)
+    return x + z
+
+
+class _Grid(NamedTuple):
+    """One level: A, the unknowns (1, others 0), the inverse of A's diagonal and, except on the coarsest, the
+    matrices that interpolate rows and columns from the next grid. The coarsest has the inverse of A."""
+
+    apply: Callable[[Tensor], Tensor]
+    unknown: Tensor
+    inverse_diagonal: Tensor
+    rows: Tensor
+    columns: Tensor
+    inverse: Tensor | None = None
+
+
+def _cycle(grids: list[_Grid], r: Tensor) -> Tensor:
+    """One V-cycle: an approximation of A^-1 r, symmetric and positive definite in r."""
+    grid, coarser = grids[0], grids[1:]
+    if grid.inverse is not None:
+        return (r.flatten(2) @ grid.inverse).reshape(r.shape)
+    x = grid.inverse_diagonal * r
+    rest = grid.rows.mT @ (r - grid.apply(x)) @ grid.columns
+    x.addcmul_(grid.rows @ _cycle(coarser, rest) @ grid.columns.mT, grid.unknown)
+    return x.addcmul_(grid.inverse_diagonal, r - grid.apply(x))
+
+
+def _grids(unknown: Tensor) -> list[_Grid]:
+    degree = _neighbours(torch.ones_like(unknown[:1]))
+    grids = [_grid(partial(_apply_finest, degree, unknown), unknown, unknown / degree)]
+    while grids[-1].inverse is None:
+        grids.append(_coarser(grids[-1]))
+    return grids
+
+
+def _grid(apply: Callable[[Tensor], Tensor], unknown: Tensor, inverse_diagonal: Tensor) -> _Grid:
+    height, width = unknown.shape[-2:]
+    rows, columns = _interpolation(height, unknown), _interpolation(width, unknown)
+    made = _Grid(apply, unknown, inverse_diagonal, rows, columns)
+    return made._replace(inverse=_inverse(made)) if height * width <= COARSEST else made
+
+
+def _coarser(fine: _Grid) -> _Grid:
+    """P^T A P, with P the interpolation to the unknowns. It has entries for the 3 x 3 neighbours only.
+
+    They are read off by applying it to nine images in each of which every third pixel of every third row is
+    1, so that each pixel has one of them in its neighbourhood.
+    """
+    places = [(i, j) for i in range(3) for j in range(3)]
+    probes = fine.unknown.new_zeros(1, 9, fine.rows.shape[1], fine.columns.shape[1])
+    for k, (i, j) in enumerate(places):
+        probes[:, k, i::3, j::3] = 1
+    found = fine.rows.mT @ fine.apply(fine.rows @ probes @ fine.columns.mT * fine.unknown) @ fine.columns
+    stencil = torch.zeros_like(found)
+    for k, (i, j) in enumerate(places):
+        for neighbour, (down, right) in enumerate(places):
+            rows, columns = slice((i - down + 1) % 3, None, 3), slice((j - right + 1) % 3, None, 3)
+            stencil[:, neighbour, rows, columns] = found[:, k, rows, columns]
+    diagonal = stencil[:, 4:5]
+    unknown = (diagonal > 0).to(diagonal.dtype)
+    return _grid(partial(_apply_stencil, stencil), unknown, ratio(unknown, diagonal))
+
+
+def _inverse(grid: _Grid) -> Tensor:
+    """The inverse matrix, (N, pixels, pixels), computed on the CPU in float64.
+
+    Coarse unknowns may be linearly dependent; an addition to the diagonal, small but above the rounding of
+    float32, keeps the matrix positive definite.
+    """
+    n, (height, width) = len(grid.unknown), grid.unknown.shape[-2:]
+    single = torch.eye(height * width).to(grid.unknown).reshape(1, -1, height, width)
+    matrix = grid.apply(single.expand(n, -1, -1, -1) * grid.unknown).flatten(2)
+    addition = torch.where(grid.unknown == 0, 1, 1e-5 * ratio(grid.unknown, grid.inverse_diagonal)).flatten(1)
+    return torch.linalg.inv(matrix.cpu().double() + torch.diag_embed(addition.cpu().double())).to(matrix)
+
+
+def _neighbours(x: Tensor) -> Tensor:
+    """12 sum_j w_ij x_j, with zeros outside the image: (1 2 1; 2 4 2; 1 2 1) without the centre.
+
+    The equations are multiplied by 12, so that the weights are exact.
+    """
+    padded = F.pad(x, (1, 1, 1, 1))
+    row = torch.add(padded[..., :-2], padded[..., 1:-1], alpha=2).add_(padded[..., 2:])
+    both = torch.add(row[..., :-2, :], row[..., 1:-1, :], alpha=2).add_(row[..., 2:, :])
+    return both.sub_(x, alpha=4)
+
+
+def _apply_finest(degree: Tensor, unknown: Tensor, x: Tensor) -> Tensor:
+    """A x, for x that is zero except at the unknowns."""
+    return (degree * x).sub_(_neighbours(x)).mul_(unknown)
+
+
+def _apply_stencil(stencil: Tensor, x: Tensor) -> Tensor:
+    """A x, with A's entries for the 3 x 3 neighbours of each pixel, (N, 9, H, W)."""
+    height, width = x.shape[-2:]
+    padded, total = F.pad(x, (1, 1, 1, 1)), torch.zeros_like(x)
+    for k in range(9):
+        down, right = divmod(k, 3)
+        total.addcmul_(stencil[:, k : k + 1], padded[..., down : down + height, right : right + width])
+    return total
+
+
+def _interpolation(size: int, like: Tensor) -> Tensor:
+    """(size, size / 2): coarse pixel i is fine pixel 2 i, odd fine pixels are the mean of two coarse ones."""
+    fine, coarse = torch.arange(size), torch.arange((size + 1) // 2)
+    position = (fine / 2).clamp(max=len(coarse) - 1)  # behind the last coarse pixel, its value is repeated
+    return (1 - (position[:, None] - coarse).abs()).clamp(min=0).to(like)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((-2, -1), keepdim=True)

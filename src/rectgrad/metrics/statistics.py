@@ -1,0 +1,121 @@
+"""Statistics of one value per photo: intervals, paired tests, corrections and ranks.
+
+Values are arrays (photos, columns), one column for each method or each pair of methods. Undefined values
+(NaN) are left out of their column. Photos are the unit of resampling: the same photo is drawn for all
+columns.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """The mean of each column, its interval, and the number of defined values."""
+
+    mean: Array
+    low: Array
+    high: Array
+    n: NDArray[np.int64]
+
+
+def bootstrap(values: ArrayLike, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> Interval:
+    """Means over photos with percentile bootstrap intervals (Efron 1979).
+
+    For the difference of two methods pass a - b, photo by photo: the interval is then paired.
+    """
+    given, valid = _columns(values)
+    random, means = np.random.default_rng(seed), []
+    for size in _chunks(draws, len(given)):
+        times = random.multinomial(len(given), np.full(len(given), 1 / len(given)), size=size).astype(float)
+        means.append(_mean(times @ given, times @ valid))
+    n, limits = valid.sum(0), np.full((2, given.shape[1]), np.nan)
+    drawn, tails = np.concatenate(means)[:, n > 0], [(1 - level) / 2, (1 + level) / 2]
+    limits[:, n > 0] = np.nanquantile(drawn, tails, axis=0)
+    return Interval(_mean(given.sum(0), n), limits[0], limits[1], n.astype(np.int64))
+
+
+def sign_flip_test(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Array:
+    """Two-sided p-values, one for each column, for paired differences whose mean is 0.
+
+    If two methods do not differ, the sign of each photo's difference is arbitrary: p is the share of random
+    signs whose mean is at least as far from 0 (Fisher's randomisation test). The smallest value is
+    1 / (draws + 1). Columns without a difference have p = 1.
+    """
+    given, _ = _columns(differences)
+    observed = np.abs(given.sum(0)) * (1 - 1e-9)  # sums of the same numbers may differ by rounding
+    random, reached = np.random.default_rng(seed), np.zeros(given.shape[1])
+    for size in _chunks(draws, len(given)):
+        signs = random.integers(0, 2, (size, len(given))) * 2.0 - 1
+        reached += (np.abs(signs @ given) >= observed).sum(0)
+    return (reached + 1) / (draws + 1)
+
+
+def holm(p: ArrayLike) -> Array:
+    """p-values corrected for the number of tests (Holm 1979): the family-wise error is at most alpha if all
+    tests with a corrected p below alpha are rejected.
+
+    With p_(1) <= ... <= p_(m), the corrected p_(i) is max_{j <= i} min(1, (m - j + 1) p_(j)).
+    """
+    given = np.asarray(p, dtype=np.float64)
+    order = np.argsort(given, kind="stable")
+    steps = np.minimum(given[order] * np.arange(len(given), 0, -1), 1)
+    corrected = np.empty_like(given)
+    corrected[order] = np.maximum.accumulate(steps)
+    return corrected
+
+
+def ranks(better: ArrayLike) -> NDArray[np.int64]:
+    """Ranks with ties, from a matrix whose entry (i, j) says that method i is significantly better than j.
+
+    The rank of a method is 1 plus the number of methods that are significantly better than it. If nothing is
+    significant, all methods have rank 1.
+    """
+    return 1 + np.asarray(better, dtype=bool).sum(0).astype(np.int64)
+
+
+def photos_needed(differences: ArrayLike, alpha: float = 0.05, power: float = 0.8) -> Array:
+    """How many photos tell two methods apart, one number for each column of paired differences.
+
+    n = ((z_{1 - alpha/2} + z_power) s / mean)^2, rounded up, with s the standard deviation of the
+    differences, assumed to stay as observed; at least 2. Infinite where the mean is 0; NaN for fewer than two
+    defined values.
+    """
+    given, valid = _columns(differences)
+    z = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(power)
+    n = valid.sum(0)
+    mean = _mean(given.sum(0), n)
+    squares = (valid * (given - mean) ** 2).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.where(n > 1, squares / (n - 1), np.nan)
+        found = np.where(mean == 0, np.inf, np.maximum(np.ceil(z**2 * variance / mean**2), 2))
+    return np.where(n > 1, found, np.nan)
+
+
+def _columns(values: ArrayLike) -> tuple[Array, Array]:
+    """(photos, columns) with 0 for undefined values, and 1 where a value is defined."""
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim not in (1, 2) or not len(given):
+        raise ValueError(
+            f"values of shape {given.shape}: needs (photos,) or (photos, columns), 1 photo or more"
+        )
+    given = given.reshape(len(given), -1)
+    undefined = np.isnan(given)
+    return np.where(undefined, 0, given), (~undefined).astype(np.float64)
+
+
+def _mean(total: Array, n: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return total / np.where(n == 0, np.nan, n)
+
+
+def _chunks(draws: int, photos: int) -> list[int]:
+    """Numbers of draws that keep the matrix of weights below 16 MB."""
+    size = max(2_000_000 // photos, 1)
+    return [min(size, draws - start) for start in range(0, draws, size)]

@@ -1,0 +1,103 @@
+"""Intervals, tests and ranks, compared with scipy and with values known by hand."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rectgrad.metrics import statistics
+from reference import metrics as slow
+
+RANDOM = np.random.default_rng(0)
+
+
+def test_bootstrap_intervals_agree_with_scipy():
+    values = RANDOM.exponential(size=(60, 3))
+    found = statistics.bootstrap(values, draws=20_000)
+    np.testing.assert_allclose(found.mean, values.mean(0))
+    for k in range(3):
+        expected = stats.bootstrap(
+            (values[:, k],), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+        ).confidence_interval
+        assert found.low[k] == pytest.approx(expected.low, abs=0.015)
+        assert found.high[k] == pytest.approx(expected.high, abs=0.015)
+    assert found.n.tolist() == [60] * 3
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    hits = 0
+    for seed in range(200):
+        found = statistics.bootstrap(np.random.default_rng(seed).normal(size=80), draws=1000, seed=seed)
+        hits += found.low[0] <= 0 <= found.high[0]
+    assert 180 <= hits <= 198
+
+
+def test_undefined_values_are_left_out_of_their_column():
+    values = RANDOM.normal(size=(50, 3))
+    values[::2, 1] = np.nan
+    values[:, 2] = np.nan
+    found = statistics.bootstrap(values)
+    assert found.n.tolist() == [50, 25, 0]
+    assert found.mean[1] == pytest.approx(values[1::2, 1].mean())
+    assert np.isnan([found.mean[2], found.low[2], found.high[2]]).all()
+    width = found.high[1] - found.low[1]
+    assert width == pytest.approx(2 * 1.96 * np.nanstd(values[:, 1]) / 25**0.5, rel=0.1)
+    assert statistics.sign_flip_test(values)[2] == 1
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    values = RANDOM.normal(size=(30, 2))
+    first, again = statistics.bootstrap(values, seed=3), statistics.bootstrap(values, seed=3)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_equal_methods_have_no_difference():
+    zeros = np.zeros((40, 1))
+    found = statistics.bootstrap(zeros)
+    assert found.low == found.high == 0
+    assert statistics.sign_flip_test(zeros).tolist() == [1]
+    assert statistics.photos_needed(zeros).tolist() == [np.inf]
+
+
+def test_sign_flips_agree_with_the_exact_test():
+    differences = RANDOM.normal(0.5, 1, size=(10, 4))
+    found = statistics.sign_flip_test(differences, draws=50_000)
+    for k in range(4):
+        exact = stats.permutation_test(
+            (differences[:, k],), np.mean, permutation_type="samples", n_resamples=np.inf
+        ).pvalue
+        assert found[k] == pytest.approx(exact, abs=0.01)
+
+
+def test_holm():
+    for size in (1, 2, 9):
+        p = RANDOM.uniform(0, 0.2, size=size)
+        assert statistics.holm(p).tolist() == pytest.approx(slow.holm(p.tolist()))
+    assert statistics.holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([]).tolist() == []
+
+
+def test_ranks_count_the_methods_that_are_better():
+    # a beats c, b beats c: a and b are tied
+    better = [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
+    assert statistics.ranks(better).tolist() == [1, 1, 3]
+    assert statistics.ranks(np.zeros((4, 4))).tolist() == [1] * 4
+
+
+def test_photos_needed_reach_the_power():
+    """With that many photos, about 80 % of experiments find the difference."""
+    pilot = RANDOM.normal(0.3, 1, size=(2000, 1))
+    needed = int(statistics.photos_needed(pilot)[0])
+    z = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    assert needed == np.ceil((z * pilot.std(ddof=1) / pilot.mean()) ** 2)
+    found = [
+        stats.ttest_1samp(RANDOM.normal(pilot.mean(), pilot.std(), needed), 0).pvalue < 0.05
+        for _ in range(400)
+    ]
+    assert 0.7 < np.mean(found) < 0.88
+    assert np.isnan(statistics.photos_needed([1.0]))
+    assert statistics.photos_needed([1.0, 1.0]).tolist() == [2]
+
+
+def test_errors_restate_the_call():
+    with pytest.raises(ValueError, match=r"values of shape \(0,\)"):
+        statistics.bootstrap([])
