@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,49 +20,73 @@ from rectgrad.explanation.network import Picture, Prepare
 from rectgrad.methods import Method
 from rectgrad.models import ImageModel
 from rectgrad.photos import files
+from rectgrad.photos.files import Source
 from rectgrad.verdict import answers, table
+from rectgrad.verdict.album import Album, album, masks_of
 from rectgrad.verdict.case import Case
+from rectgrad.verdict.costs import costs
+from rectgrad.verdict.disagreement import disagreements, drawn
+from rectgrad.verdict.matched import matched_rows
 from rectgrad.verdict.measures import MEASURES, chosen
-from rectgrad.verdict.pictures import Album, album, masks_of
+from rectgrad.verdict.page import page
 from rectgrad.verdict.presets import Preset, preset_of
 from rectgrad.verdict.rows import Row, rows_of
-from rectgrad.verdict.run import ENGINES, Computed, Progress, no_progress, parts_of, run
+from rectgrad.verdict.run import ENGINES, Progress, kept_in, no_progress, run
+from rectgrad.verdict.values import Columns, columns, failures
 
 Json = dict[str, Any]
-Photos = str | Path | Sequence[Picture] | Tensor
+Photos = str | Path | Sequence[Picture | Source] | Tensor
+Masks = str | Path | Sequence[Picture] | Tensor
 
 
 @dataclass
 class Verdict:
-    """The result of `judge`. `record` has everything, as in verdict.json.
+    """The result of `judge`.
 
-    table: measure -> row -> mean, low, high (95 % interval over photos) and n.
+    table: measure -> row -> mean, low and high (95 % interval over photos), n.
     pairs: for every measure and pair of rows, the paired difference, its interval and Holm's p.
     ranks: `order`, best first; `by_measure`, with ties; `shares` of comparisons won, tied and lost;
     `agreement` of the measures.
     answers: question -> methods that are tied for best, or "inconclusive".
     failures: what could not be judged, and why.
+    record: all of this with settings and versions, as in verdict.json.
     """
 
     record: Json = field(repr=False)
-    pictures: list[Json] = field(default_factory=list, repr=False)  # of photos, for the page
+    pictures: list[Json] = field(default_factory=list, repr=False)  # maps of photos, for the page
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("table", "pairs", "ranks", "answers", "claims", "failures", "matched", "costs"):
-            return self.record[name]
-        raise AttributeError(f"a Verdict has no attribute {name!r}")
+    @property
+    def table(self) -> dict[str, dict[str, Json]]:
+        return self.record["table"]
+
+    @property
+    def pairs(self) -> list[Json]:
+        return self.record["pairs"]
+
+    @property
+    def ranks(self) -> Json:
+        return self.record["ranks"]
+
+    @property
+    def answers(self) -> dict[str, list[str] | str]:
+        return self.record["answers"]
+
+    @property
+    def failures(self) -> list[dict[str, str]]:
+        return self.record["failures"]
 
     def save(self, folder: str | Path) -> Path:
-        """Writes verdict.json and verdict.html; returns the path of the page."""
-        files.save_text(
-            json.dumps(self.record, indent=1, ensure_ascii=False) + "\n", Path(folder) / "verdict.json"
-        )
-        return Path(folder) / "verdict.json"
+        """Writes verdict.json and verdict.html. Returns the path of the page."""
+        text = json.dumps(self.record, indent=1, ensure_ascii=False)
+        files.save_text(text + "\n", Path(folder) / "verdict.json")
+        files.save_text(page(self.record, self.pictures), Path(folder) / "verdict.html")
+        return Path(folder) / "verdict.html"
 
     def __repr__(self) -> str:
-        order = [row for row in self.ranks["order"] if row not in self.record["controls"]]
+        n, methods = self.record["photos"]["n"], self.record["methods"]
+        order = [row for row in self.ranks["order"] if row in methods]
         said = [f"  {q}: {a if isinstance(a, str) else ', '.join(a)}" for q, a in self.answers.items()]
-        head = f"Verdict on {self.record['model']}: {self.record['photos']['n']} photos, {len(order)} methods"
+        head = f"Verdict on {self.record['model']}: {len(order)} methods, {n} photo{'s' if n != 1 else ''}"
         return "\n".join([head, f"  order: {', '.join(order)}", *said])
 
 
@@ -73,24 +96,22 @@ def judge(
     methods: str | Sequence[str] | Mapping[str, Method] = "all",
     *,
     measures: str | Sequence[str] = "all",
-    masks: str | Path | Sequence[Picture] | Tensor | None = None,
+    masks: Masks | None = None,
     preset: str | Preset = "quick",
     prepare: Prepare | None = None,
     device: str | torch.device | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     seed: int = 0,
-    progress: Progress = no_progress,
 ) -> Verdict:
     """Measures which methods show what a network used, on your own photos, next to maps that know nothing.
 
     model: a name, an ImageModel, or your own module, which needs `prepare` or tensors.
     photos: a folder, a list of paths, PIL images or arrays, or a tensor (N, ...) that the model takes. Each
     is explained for the network's top class, so no labels are needed.
-    methods: names, "all", or a mapping from names to methods.
-    measures: names, or "all".
-    masks: of the objects, as a folder with one picture per photo of the same name, a list, or a boolean
-    tensor (N, H, W).
+    methods: names, "all", or a mapping from names to methods. measures: names, or "all".
+    masks: of the objects: a folder with one picture per photo of the same name, a list, or a boolean tensor
+    (N, H, W).
     preset: "quick" (50 photos) or "full" (500 photos).
     out: a folder for the verdict. Finished parts are kept there, and an interrupted run resumes.
     engine: "local", or "ray" for all cores or a cluster.
@@ -98,137 +119,98 @@ def judge(
         verdict = rectgrad.judge("efficientnet_lite0", "photos/", ["rectgrad", "saliency"], out="verdict")
         print(verdict.answers["where"])
     """
+    network = Network.of(model, prepare, None, device)
+    return judged(network, photos, methods, measures, masks, preset, out, engine, seed)
+
+
+def judged(
+    network: Network,
+    photos: Photos,
+    methods: str | Sequence[str] | Mapping[str, Method],
+    measures: str | Sequence[str],
+    masks: Masks | None,
+    preset: str | Preset,
+    out: str | Path | None,
+    engine: str,
+    seed: int,
+    progress: Progress = no_progress,
+) -> Verdict:
+    """`judge`, for a network that is already loaded, with progress."""
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; engines are {', '.join(ENGINES)}")
-    started, chosen_preset, wanted = time.monotonic(), preset_of(preset), chosen(measures)
-    rows = rows_of(methods, chosen_preset, seed)
-    network = Network.of(model, prepare, None, device)
-    shown = album(network, photos, chosen_preset.photos)
-    known = masks_of(network, masks, shown)
-    case = Case(network.module, shown.inputs, chosen_preset, wanted, seed, known)
-    parts = parts_of(case, Path(out) if out is not None else None)
+    started, settings = time.monotonic(), preset_of(preset)
+    rows, wanted = rows_of(methods, settings, seed), chosen(measures)
+    shown = album(network, photos, settings.photos)
+    case = Case(network.module, shown.inputs, settings, wanted, seed, masks_of(network, masks, shown))
+    parts = kept_in(Path(out) if out is not None else None, case)
     computed = run(case, rows, parts, engine, progress)
-    record = _record(case, network, shown, rows, computed)
+    found = columns(case, computed)
+    record = _about(case, network, shown, rows) | _statistics(case, rows, found)
+    leaders = _leaders(rows, record, settings)
+    variants = matched_rows(
+        leaders, {row: cell["mean"] for row, cell in record["table"].get("gini", {}).items()}
+    )
+    several = [row for own in variants.values() for row in own]
+    record["matched"] = _matched(case, variants, columns(case, run(case, several, parts, engine, progress)))
+    record["failures"] = shown.broken + failures(case, rows, computed)
+    record["disagreements"] = disagreements([row.name for row in rows if not row.control], computed)
+    record["costs"] = costs(case, rows, parts)
     record["seconds"] = round(time.monotonic() - started, 1)
-    verdict = Verdict(_plain(record))
+    verdict = Verdict(_plain(record), drawn(case, network, shown, rows, record, parts))
     if out is not None:
         verdict.save(out)
     return verdict
 
 
-def _record(case: Case, network: Network, shown: Album, rows: list[Row], computed: Computed) -> Json:
-    values, failures = _values(case, rows, computed)
-    failures = shown.broken + failures
-    record: Json = {
+def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> Json:
+    classes = [network.label(int(i)) for i in case.outputs.argmax(1)] if case.has_classes else None
+    grid = "grid_pointing" in case.measures and case.grid
+    return {
         "model": network.name,
+        "photos": {"n": len(case.inputs), "names": shown.names, "classes": classes},
+        "methods": {row.name: str(row.method) for row in rows if not row.control},
+        "controls": [row.name for row in rows if row.control],
+        "measures": {name: MEASURES[name].about() for name in case.measures},
+        "grid": grid and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped},
         "preset": asdict(case.preset),
         "seed": case.seed,
-        "photos": {"n": len(case.inputs), "names": shown.names, "classes": _classes(case, network)},
-        "methods": {row.name: _described(row) for row in rows if not row.control},
-        "controls": [row.name for row in rows if row.control],
-        "measures": {name: _about(case, name) for name in case.measures},
-        "table": {name: table.cells(found, case.seed) for name, found in values.items() if found},
+        "environment": environment(str(case.device)) | {"commit": commit()},
     }
-    compared = [name for name in values if MEASURES[name].better is not None]
-    record["pairs"] = [pair for name in compared for pair in table.pairs(name, values[name], case.seed)]
-    judged = [row.name for row in rows if any(row.name in found for found in values.values())]
-    record["ranks"] = table.ranks(judged, record["table"], record["pairs"])
-    names = [row.name for row in rows if not row.control and row.name in judged]
-    controls = [row.name for row in rows if row.control and row.name in judged]
-    record["answers"] = answers.answers(names, controls, record)
-    record["claims"] = answers.claims(names, controls, record)
-    record["failures"] = failures
-    record["costs"] = _costs(rows, computed)
-    record["grid"] = _about_grid(case)
-    record["environment"] = environment(str(case.device)) | {"commit": commit()}
+
+
+def _statistics(case: Case, rows: Sequence[Row], found: Columns) -> Json:
+    """Table, pairs, ranks, answers and claims."""
+    record: Json = {"table": {name: table.cells(each, case.seed) for name, each in found.items()}}
+    compared = [name for name in found if MEASURES[name].better is not None]
+    record["pairs"] = [pair for name in compared for pair in table.pairs(name, found[name], case.seed)]
+    names = [row for row in rows if any(row.name in each for each in found.values())]
+    record["ranks"] = table.ranks([row.name for row in names], record["table"], record["pairs"])
+    methods, controls = ([row.name for row in names if row.control == kind] for kind in (False, True))
+    record["answers"] = answers.answers(methods, controls, record)
+    record["claims"] = answers.claims(methods, controls, record)
     return record
 
 
-def _values(
-    case: Case, rows: list[Row], computed: Computed
-) -> tuple[dict[str, dict[str, np.ndarray]], list[Json]]:
-    """measure -> row -> one value per photo (NaN where there is none), and what failed."""
-    lengths = {"grid": case.preset.composites}
-    values: dict[str, dict[str, np.ndarray]] = {
-        name: {} for name in case.measures if name not in case.unavailable
-    }
-    failures = [
-        {"what": MEASURES[name].title, "why": why}
-        for name, why in case.unavailable.items()
-        if why != NO_MASKS
-    ]
-    for row in rows:
-        failed: dict[str, str] = {}
-        zero = counted = 0
-        for (unit, name), chunks in computed.items():
-            if name != row.name:
-                continue
-            errors = [value["error"] for value in chunks.values() if "error" in value]
-            if errors:
-                failed.setdefault(errors[0], unit)
-                continue
-            n = lengths.get(unit, len(case.inputs))
-            for measure in case.wanted(unit):
-                column = np.full(n, np.nan)
-                for start, found in chunks.items():
-                    if measure in found:
-                        column[start : start + len(found[measure])] = found[measure]
-                if np.isfinite(column).any():
-                    values[measure][row.name] = column
-            if unit == "maps":
-                zero += sum(value["zero"] for value in chunks.values())
-                counted += max(start for start in chunks) and 0
-        failures += [{"what": row.name, "why": why} for why in failed]
-        if zero:
-            failures.append(
-                {"what": row.name, "why": f"the maps of {zero} photos are zero; they are left out"}
-            )
-    return values, failures
+def _leaders(rows: Sequence[Row], record: Json, preset: Preset) -> list[Row]:
+    """The methods for matched comparisons, best first."""
+    methods = {row.name: row for row in rows if not row.control}
+    return [methods[name] for name in record["ranks"]["order"] if name in methods][: preset.leaders]
 
 
-NO_MASKS = "no masks were given"
-
-
-def _classes(case: Case, network: Network) -> list[str] | None:
-    if not case.has_classes:
-        return None
-    return [network.label(int(index)) for index in case.outputs.argmax(1)]
-
-
-def _described(row: Row) -> str:
-    return repr(row.method)
-
-
-def _about(case: Case, name: str) -> Json:
-    each = MEASURES[name]
-    return {
-        "title": each.title,
-        "better": each.better,
-        "question": each.question,
-        "help": each.help,
-        "citation": each.citation,
-    }
-
-
-def _about_grid(case: Case) -> Json | None:
-    if "grid_pointing" not in case.measures or case.grid is None:
-        return None
-    return {
-        "shape": case.grid.shape,
-        "kept": len(case.grid.photos),
-        "dropped": case.grid.dropped,
-        "chance": 1 / case.grid.photos.shape[1],
-    }
-
-
-def _costs(rows: list[Row], computed: Computed) -> Json:
-    """Seconds per photo."""
-    found = {}
-    for row in rows:
-        seconds = [v["seconds"] for v in computed.get(("maps", row.name), {}).values() if "seconds" in v]
-        if seconds:
-            found[row.name] = {"seconds": sum(seconds) / len(seconds)}
-    return found
+def _matched(case: Case, variants: Mapping[str, Sequence[Row]], found: Columns) -> Json:
+    """variant -> cells and pairs of the leaders."""
+    result: Json = {}
+    for variant, rows in variants.items():
+        short = {row.name: row.name.partition(":")[0] for row in rows}
+        own = {m: {short[r]: v for r, v in each.items() if r in short} for m, each in found.items()}
+        own = {measure: each for measure, each in own.items() if each}
+        if own:
+            compared = [m for m in own if MEASURES[m].better is not None]
+            result[variant] = {
+                "table": {measure: table.cells(each, case.seed) for measure, each in own.items()},
+                "pairs": [pair for m in compared for pair in table.pairs(m, own[m], case.seed)],
+            }
+    return result
 
 
 def _plain(value: Any) -> Any:
@@ -237,6 +219,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,6 +34,11 @@ class Measure(NamedTuple):
     def ranked(self) -> bool:
         return self.question is not None
 
+    def about(self) -> dict[str, str | None]:
+        """What a record says of the measure."""
+        named = ("title", "better", "question", "help", "citation")
+        return {name: getattr(self, name) for name in named}
+
     @property
     def sign(self) -> int:
         """1 if higher is better, -1 if lower is."""

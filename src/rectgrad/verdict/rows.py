@@ -37,6 +37,8 @@ class Control(Method):
 
 
 class Row(NamedTuple):
+    """A method or a control under the name that the verdict uses."""
+
     name: str
     method: Method
     control: bool = False

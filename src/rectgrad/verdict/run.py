@@ -41,7 +41,7 @@ class Memory:
         return self._values.setdefault(name, value)
 
 
-def parts_of(case: Case, out: Path | None) -> Parts | Memory:
+def kept_in(out: Path | None, case: Case) -> Parts | Memory:
     if out is None:
         return Memory()
     files.remove_partial_files(out)

@@ -30,10 +30,12 @@ from rectgrad.metrics.random_weights import stages
 from rectgrad.metrics.scores import Scores
 from rectgrad.metrics.sensitivity import subset_correlation
 from rectgrad.verdict.case import Case, Chunk
+from rectgrad.verdict.matched import Matched
 from rectgrad.verdict.rows import Row, is_gradient
 
 Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
-UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of chunks of photos
+UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of methods and photos
+MATCHED = ("insertion_blur", "deletion_blur", "gini", "total_variation")  # measures of matched comparisons
 SIDE = 14  # of the coarse maps in which methods are compared photo by photo
 
 
@@ -47,16 +49,21 @@ class Worker:
     def units(self, rows: list[Row], chunk: Chunk) -> Iterator[tuple[str, Row]]:
         """The units of a chunk, those of one row together."""
         for row in rows:
-            for unit in ("grid",) if chunk.composite else UNITS:
-                if self.case.wanted(unit) and chunk.stop <= self.photos(unit, row, chunk):
+            for unit in self._kinds(row, chunk):
+                if (unit == "matched" or self.case.wanted(unit)) and chunk.stop <= self.photos(unit, row):
                     yield unit, row
 
-    def photos(self, unit: str, row: Row, chunk: Chunk) -> int:
+    def _kinds(self, row: Row, chunk: Chunk) -> Sequence[str]:
+        if isinstance(row.method, Matched):
+            return () if chunk.composite or MATCHED[0] not in self.case.wanted("removal") else ("matched",)
+        return ("grid",) if chunk.composite else UNITS
+
+    def photos(self, unit: str, row: Row) -> int:
         """How many photos, or composites, of a row a unit is computed for."""
         preset = self.case.preset
         n = len(self.case.inputs)
-        if unit == "grid":
-            return preset.composites
+        if unit in ("grid", "matched"):
+            return preset.composites if unit == "grid" else preset.matched
         if unit in ("stability", "randomisation"):
             given = (
                 0 if isinstance(row.method, Perturbation) else preset.photos_for(row.method, repeated=True)
@@ -145,15 +152,13 @@ class Photos:
             if out_of_memory(error):
                 raise
             return {"error": " ".join(str(error).split()) or type(error).__name__}
-        wanted = self.case.wanted(unit)
-        zero = self.zero(row)
-        values = {
-            name: torch.where(zero, torch.nan, found[name].double().cpu()) for name in wanted if name in found
+        undefined = self.zero(row) & (unit != "grid")  # where a zero map scores 0
+        return {
+            key: torch.where(undefined, torch.nan, value.double().cpu()).tolist()
+            if isinstance(value, Tensor)
+            else value
+            for key, value in found.items()
         }
-        if unit == "grid":  # a zero map scores 0
-            values = {name: found[name].double().cpu() for name in wanted}
-        rest = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
-        return {name: value.tolist() for name, value in values.items()} | rest
 
     def maps(self, row: Row) -> Tensor:
         return self._both(row)[0][0]
@@ -168,6 +173,9 @@ class Photos:
 
     def _both(self, row: Row) -> tuple[list[Tensor], float]:
         """The maps of the photos' classes and of their least likely classes, and the seconds of the first."""
+        if row.digest not in self.rows and isinstance(row.method, Matched):
+            base = self.maps(Row(row.name, row.method.over))
+            self.rows[row.digest] = [row.method.processed(base, self.inputs)], 0.0
         if row.digest not in self.rows:
             second = not self.chunk.composite and "specificity" in self.case.wanted("maps")
             targets = (self.target, self.least) if second else (self.target,)
@@ -263,14 +271,8 @@ def _maps(photos: Photos, row: Row) -> Values:
 
 def _removal(photos: Photos, row: Row) -> Values:
     x, maps, case = photos.inputs, photos.maps(row), photos.case
-    wanted, found = case.wanted("removal"), {}
-    curves = {"insertion": metrics.insertion, "deletion": metrics.deletion}
-    for name in wanted:
-        kind, _, base = name.partition("_")
-        if kind in curves:
-            baseline = photos.blurred if base == "blur" else photos.mean
-            arguments = (photos.probabilities, x, maps, photos.target)
-            found[name] = metrics.area(curves[kind](*arguments, steps=case.preset.steps, baseline=baseline))
+    wanted = case.wanted("removal")
+    found = {name: _curve(name, photos, maps) for name in wanted if not name.startswith("road")}
     if any(name.startswith("road") for name in wanted):
         most, least = (
             metrics.road(photos.scores, x, maps, photos.target, order=order, seed=case.seed)
@@ -280,6 +282,21 @@ def _removal(photos: Photos, row: Row) -> Values:
         found["road"] = found["road_least"] - found["road_most"]
         found["road_accuracy"] = (least.correct - most.correct).mean(1)
     return found
+
+
+def _curve(name: str, photos: Photos, maps: Tensor) -> Tensor:
+    """The area under an insertion or deletion curve."""
+    kind, _, base = name.partition("_")
+    curve = {"insertion": metrics.insertion, "deletion": metrics.deletion}[kind]
+    baseline = photos.blurred if base == "blur" else photos.mean
+    arguments = (photos.probabilities, photos.inputs, maps, photos.target)
+    return metrics.area(curve(*arguments, steps=photos.case.preset.steps, baseline=baseline))
+
+
+def _matched(photos: Photos, row: Row) -> Values:
+    maps = photos.maps(row)
+    sparsity = {"gini": metrics.gini(maps), "total_variation": metrics.total_variation(maps, normalize=True)}
+    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | sparsity
 
 
 def _effects(photos: Photos, row: Row) -> Values:
@@ -356,6 +373,7 @@ _COMPUTE: dict[str, Callable[[Photos, Row], Values]] = {
     "stability": _stability,
     "randomisation": _randomisation,
     "grid": _grid,
+    "matched": _matched,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from rectgrad import photos
 from rectgrad.explanation import Network
-from rectgrad.explanation.network import Picture
 from rectgrad.photos import UnreadableImageError, files
 
 
@@ -28,7 +26,7 @@ class Album:
     broken: list[dict[str, str]] = field(default_factory=list)
 
 
-def album(network: Network, given: str | Path | Sequence[Picture] | Tensor, limit: int) -> Album:
+def album(network: Network, given: Any, limit: int) -> Album:
     """The first photos, at most `limit`; evenly spread over the list if there are more."""
     pictures = _listed(given)
     spread = (
@@ -40,11 +38,11 @@ def album(network: Network, given: str | Path | Sequence[Picture] | Tensor, limi
         try:
             prepared = network.prepared(picture)
         except UnreadableImageError as error:
-            broken.append({"what": name, "why": str(error)})
+            broken.append({"kind": "photo", "what": name, "why": str(error)})
             continue
         if inputs and prepared.inputs.shape != inputs[0].shape:
             shapes = f"{tuple(prepared.inputs.shape)}, and the first photo is {tuple(inputs[0].shape)}"
-            broken.append({"what": name, "why": f"its shape is {shapes}"})
+            broken.append({"kind": "photo", "what": name, "why": f"its shape is {shapes}"})
             continue
         inputs.append(prepared.inputs.detach().cpu())
         names.append(name)
@@ -61,6 +59,8 @@ def _listed(given: Any) -> list[tuple[str, Any]]:
         return [(source.name, source.path) for source in files.sources([str(given)])]
     if isinstance(given, Tensor):
         return [(str(i), each) for i, each in enumerate(given)]
+    if len(given) and isinstance(given[0], files.Source):
+        return [(source.name, source.path) for source in given]
     return [(str(each) if isinstance(each, (str, Path)) else str(i), each) for i, each in enumerate(given)]
 
 
