@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,14 +37,15 @@ class Control(Method):
         return tuple(_CONTROLS[self.kind](x.detach()) for x in request.inputs)
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Row:
     """A method or a control under the name that the verdict uses."""
 
     name: str
     method: Method
     control: bool = False
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         return digest_of(self.method)
 

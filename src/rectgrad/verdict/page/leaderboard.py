@@ -26,8 +26,8 @@ def leaderboard(record: Json) -> str:
     note = (
         f"Each row is compared with every other row in {', '.join(compared)}. A comparison is won if the "
         "paired difference is significant at 5 % after Holm's correction. Depends on the class: "
-        f"specificity, no if below {LOW:g}. Depends on the weights: no if the map hardly changes when all weights are "
-        "random. Time: multiples of a plain gradient."
+        f"specificity, no if below {LOW:g}. Depends on the weights: no if the map hardly changes "
+        "when all weights are random. Time: multiples of a plain gradient."
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll board">{table}</div><p class="faint">{escape(note)}</p>'

@@ -62,7 +62,8 @@ def matched(record: Json) -> str:
     note = (
         "Multiplying by the input, keeping positive values, the padding trick and cutting small values "
         "improve many methods. Here the leaders get the same steps. Maps that hold contributions already are "
-        "not multiplied by the input again. A star marks a method that is significantly better than another one."
+        "not multiplied by the input again. A star marks a method that is significantly better "
+        "than another one."
     )
     return f"<p>{note}</p>{_table(head, lines)}"
 
