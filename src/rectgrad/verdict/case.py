@@ -66,8 +66,7 @@ class Case:
     @torch.no_grad()
     def evaluated(self, images: Tensor) -> Tensor:
         """The network's outputs."""
-        pixels = max(images[0].numel() // 3, 1)
-        size = max(CPU_PIXELS // pixels, 1) if images.device.type == "cpu" else len(images)
+        size = batch_size(images)
         if images.dim() == 4 and images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)  # a fifth faster
         return Scores(self.model, None, len(images), size).outputs(images)
@@ -166,6 +165,13 @@ class Case:
             "seed": self.seed,
             "device": self.device.type,
         }
+
+
+def batch_size(images: Tensor) -> int:
+    """How many images are computed at a time."""
+    return (
+        max(3 * CPU_PIXELS // max(images[:1].numel(), 1), 1) if images.device.type == "cpu" else len(images)
+    )
 
 
 def part_name(unit: str, row: Row, chunk: Chunk) -> str:

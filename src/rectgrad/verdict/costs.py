@@ -15,7 +15,7 @@ from rectgrad.verdict.rows import Row
 from rectgrad.verdict.run import Memory
 from rectgrad.verdict.work import Worker
 
-PHOTOS = 2
+PHOTOS = 1
 GRADIENT = Row("plain gradient", Saliency())
 
 

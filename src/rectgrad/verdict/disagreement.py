@@ -23,7 +23,7 @@ from rectgrad.verdict.rows import Row
 from rectgrad.verdict.run import Computed, Memory
 from rectgrad.verdict.work import Worker
 
-PHOTOS, SIZE = 6, 160
+PHOTOS, SIZE = 4, 160
 Json = dict[str, Any]
 
 

@@ -140,6 +140,7 @@ def judged(
         raise ValueError(f"unknown engine {engine!r}; engines are {', '.join(ENGINES)}")
     started, settings = time.monotonic(), preset_of(preset)
     rows, wanted = rows_of(methods, settings, seed), chosen(measures)
+    settings = settings.enough(len(rows))
     shown = album(network, photos, settings.photos)
     case = Case(network.module, shown.inputs, settings, wanted, seed, masks_of(network, masks, shown))
     parts = kept_in(Path(out) if out is not None else None, case)

@@ -31,7 +31,6 @@ class Steps(NamedTuple):
 
 VARIANTS = {
     "no post-processing": Steps(),
-    "times input": Steps(True),
     "times input, positive part": Steps(True, True),
     "times input, positive part, padding trick": Steps(True, True, True),
     "times input, positive part, same Gini index": Steps(True, True, cut=True),

@@ -1,7 +1,12 @@
-"""The presets of `judge`: how many photos, steps, draws and stages."""
+"""The presets of `judge`: how many photos, steps, draws and stages.
+
+An expensive measure runs on the first few photos only, so that `quick` takes minutes on two cores. Its table
+prints the number of photos in every cell.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -11,14 +16,14 @@ from rectgrad.methods.averages import Average
 
 @dataclass(frozen=True)
 class Preset:
-    """Counts of photos come first. A measure that is expensive runs on the first few photos only."""
+    """Counts of photos come first."""
 
     name: str
     photos: int  # maps, sparsity, location and specificity
     evaluated: int  # of them, those that are shown to the network with pixels changed
     repeated: int  # of them, those whose maps are computed again: stability and randomisation
     costly: int  # photos for methods that need many passes
-    costly_repeated: int  # of them, those whose maps are computed again
+    costly_repeated: int  # of them, those whose maps are computed again, also for specificity
     matched: int  # photos for matched comparisons
     leaders: int | None  # methods in matched comparisons; None: all
     composites: int  # grids of photos
@@ -41,12 +46,26 @@ class Preset:
         changed: dict[str, Any] = {} if self.samples is None else dict.fromkeys(counts, self.samples)
         return replace(method, **changed)
 
+    def enough(self, rows: int) -> Preset:
+        """The preset with enough evaluated photos for this many rows.
+
+        If all of n photos agree, the sign-flip test has p = 2^(1 - n). Holm's correction multiplies it by the
+        number of pairs, so that with too few photos nothing could be significant.
+        """
+        pairs = rows * (rows - 1) / 2
+        least = math.ceil(1 + math.log2(max(pairs, 1) / 0.035))
+        return replace(self, evaluated=max(self.evaluated, least), costly=max(self.costly, least))
+
     def photos_for(self, method: Method, repeated: bool = False) -> int:
         """How many photos a method is judged on."""
-        cheap = method.one_backward or not method.runs_model
         if repeated:
-            return self.repeated if cheap else self.costly_repeated
-        return self.photos if cheap else self.costly
+            return self.repeated if is_cheap(method) else self.costly_repeated
+        return self.photos if is_cheap(method) else self.costly
+
+
+def is_cheap(method: Method) -> bool:
+    """Whether a map takes one pass, or none."""
+    return method.one_backward or not method.runs_model
 
 
 PRESETS = {
@@ -55,13 +74,13 @@ PRESETS = {
         Preset(
             "quick",
             photos=50,
-            evaluated=16,
-            repeated=10,
-            costly=16,
-            costly_repeated=5,
-            matched=10,
+            evaluated=12,
+            repeated=6,
+            costly=12,
+            costly_repeated=3,
+            matched=8,
             leaders=3,
-            composites=16,
+            composites=12,
             chunk=10,
             steps=10,
             draws=4,

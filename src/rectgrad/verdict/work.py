@@ -29,8 +29,9 @@ from rectgrad.metrics.draws import Draws
 from rectgrad.metrics.random_weights import stages
 from rectgrad.metrics.scores import Scores
 from rectgrad.metrics.sensitivity import subset_correlation
-from rectgrad.verdict.case import Case, Chunk
+from rectgrad.verdict.case import Case, Chunk, batch_size
 from rectgrad.verdict.matched import Matched
+from rectgrad.verdict.presets import is_cheap
 from rectgrad.verdict.rows import Row, is_gradient
 
 Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
@@ -96,14 +97,18 @@ class Worker:
 
         model: a randomised copy; default: the network itself.
         """
-        try:
-            with WarningLog(quiet=True):
-                return self._maps(self.network.bounded(method), inputs, targets, model)
-        except Exception as error:
-            if not out_of_memory(error) or len(inputs) == 1:
-                raise
-        half, found = len(inputs) // 2, []
-        for part in (slice(None, half), slice(half, None)):
+        size = batch_size(inputs)
+        if len(inputs) <= size:
+            try:
+                with WarningLog(quiet=True):
+                    return self._maps(self.network.bounded(method), inputs, targets, model)
+            except Exception as error:
+                if not out_of_memory(error) or len(inputs) == 1:
+                    raise
+            size = len(inputs) // 2
+        found = []
+        for start in range(0, len(inputs), size):
+            part = slice(start, start + size)
             own = (None if target is None else target[part] for target in targets)
             found.append(self.maps(method, inputs[part], *own, model=model))
         return [torch.cat(each) for each in zip(*found, strict=True)]
@@ -178,6 +183,7 @@ class Photos:
             self.rows[row.digest] = [row.method.processed(base, self.inputs)], 0.0
         if row.digest not in self.rows:
             second = not self.chunk.composite and "specificity" in self.case.wanted("maps")
+            second = second and (is_cheap(row.method) or self.chunk.stop <= self.case.preset.costly_repeated)
             targets = (self.target, self.least) if second else (self.target,)
             started = time.perf_counter()
             found = self.worker.maps(row.method, self.inputs, *targets)
@@ -263,7 +269,7 @@ def _maps(photos: Photos, row: Row) -> Values:
         "specificity": lambda m: metrics.specificity(_positions(m), _positions(both[1])),
         "specificity_floor": lambda m: _unrelated(metrics.specificity, _positions(m)),
     }
-    found |= {name: simple[name](maps) for name in wanted}
+    found |= {name: simple[name](maps) for name in wanted if name != "specificity" or len(both) > 1}
     if photos.case.has_positions:
         found["coarse"] = _coarse(maps)
     return found

@@ -114,7 +114,7 @@ def costs(record: Json) -> str:
         )
         for name, cost in sorted(record["costs"].items(), key=lambda each: each[1]["seconds"])
     ]
-    return f"<p>Multiples of a plain gradient, for two photos.</p>{_table(head, lines)}" if lines else ""
+    return f"<p>Multiples of a plain gradient, for one photo.</p>{_table(head, lines)}" if lines else ""
 
 
 def _times(ratio: float | None) -> str:
