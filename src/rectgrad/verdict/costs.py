@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from rectgrad.bench import memory
+from rectgrad.bench import measure, memory
 from rectgrad.experiments.parts import Parts
 from rectgrad.methods import Method, Saliency
 from rectgrad.verdict.case import Case
@@ -15,7 +15,6 @@ from rectgrad.verdict.rows import Row
 from rectgrad.verdict.run import Memory
 from rectgrad.verdict.work import Worker
 
-PHOTOS = 1
 GRADIENT = Row("plain gradient", Saliency())
 
 
@@ -33,22 +32,23 @@ def costs(case: Case, rows: Sequence[Row], parts: Parts | Memory) -> dict[str, A
 
 def _cost(case: Case, worker: Worker, method: Method) -> dict[str, float]:
     """Seconds per photo and peak memory in bytes; empty if the method refuses."""
-    inputs = case.inputs[:PHOTOS].to(case.device)
-    target = case.outputs[:PHOTOS].argmax(1).to(case.device) if case.has_classes else None
+    inputs = case.inputs[:1].to(case.device)
+    target = case.outputs[:1].argmax(1).to(case.device) if case.has_classes else None
     seconds: list[float] = []
 
     def call() -> None:
         started = time.perf_counter()
         worker.maps(method, inputs, target)
+        measure.synchronize(str(case.device))
         seconds.append(time.perf_counter() - started)
 
     try:
         call()
         on_gpu = case.device.type == "cuda"
-        peak = memory.allocated(call, str(case.device)) if on_gpu else memory.resident(call)
+        peak = memory.allocated(call, str(case.device)) if on_gpu else memory.resident(call, 1)
     except Exception:
         return {}
-    return {"seconds": min(seconds) / len(inputs), "bytes": peak.growth if peak is not None else 0}
+    return {"seconds": min(seconds), "bytes": peak.growth if peak is not None else 0}
 
 
 def _ratios(cost: dict[str, float], base: dict[str, float]) -> dict[str, float | None]:

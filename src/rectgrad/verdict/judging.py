@@ -155,7 +155,7 @@ def judged(
     record["matched"] = _matched(case, variants, columns(case, run(case, several, parts, engine, progress)))
     record["failures"] = shown.broken + failures(case, rows, computed)
     record["disagreements"] = disagreements([row.name for row in rows if not row.control], computed)
-    record["costs"] = costs(case, rows, parts)
+    record["costs"] = costs(case, rows, parts) if measures == "all" else {}
     record["seconds"] = round(time.monotonic() - started, 1)
     verdict = Verdict(_plain(record), drawn(case, network, shown, rows, record, parts))
     if out is not None:
@@ -172,7 +172,8 @@ def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> J
         "methods": {row.name: str(row.method) for row in rows if not row.control},
         "controls": [row.name for row in rows if row.control],
         "measures": {name: MEASURES[name].about() for name in case.measures},
-        "grid": grid and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped},
+        "grid": grid
+        and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped, "fit": grid.fit},
         "preset": asdict(case.preset),
         "seed": case.seed,
         "environment": environment(str(case.device)) | {"commit": commit()},

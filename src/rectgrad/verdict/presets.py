@@ -27,6 +27,7 @@ class Preset:
     matched: int  # photos for matched comparisons
     leaders: int | None  # methods in matched comparisons; None: all
     composites: int  # grids of photos
+    full_size: bool  # grids of photos at their full size, where the network takes larger inputs
     chunk: int  # photos that are computed together
     steps: int  # of insertion and deletion curves
     draws: int  # of max-sensitivity
@@ -81,6 +82,7 @@ PRESETS = {
             matched=8,
             leaders=3,
             composites=12,
+            full_size=False,
             chunk=10,
             steps=10,
             draws=4,
@@ -88,7 +90,7 @@ PRESETS = {
             alone=False,
             samples=10,
             fractions=(0.05, 0.2, 0.5),
-            subsets=20,
+            subsets=15,
             squares=20,
         ),
         Preset(
@@ -101,6 +103,7 @@ PRESETS = {
             matched=100,
             leaders=None,
             composites=200,
+            full_size=True,
             chunk=50,
             steps=20,
             draws=10,

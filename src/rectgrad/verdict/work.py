@@ -132,11 +132,12 @@ class Photos:
         self.worker, self.case, self.chunk = worker, case, chunk
         self.rows: dict[str, tuple[list[Tensor], float]] = {}  # maps by digest, and the seconds they took
         self.shared: dict[str, Replayed] = {}
+        self.done: dict[tuple[str, str], Values] = {}
         rows = slice(chunk.start, chunk.stop)
         if chunk.composite:
             assert case.grid is not None
             index = case.grid.photos[rows]
-            self.inputs = grid.composites(case.inputs, index, case.grid.shape, fit=True).to(case.device)
+            self.inputs = grid.composites(case.inputs, index, case.grid.shape, case.grid.fit).to(case.device)
             self.cells = torch.arange(chunk.start, chunk.stop) % index.shape[1]
             self.target: Tensor | None = case.outputs.argmax(1)[index.gather(1, self.cells[:, None])[:, 0]]
             self.target = self.target.to(case.device)
@@ -149,7 +150,16 @@ class Photos:
             self.masks = case.masks[rows].to(case.device) if case.masks is not None else None
 
     def compute(self, unit: str, row: Row) -> Values:
-        """The values of a unit; {"error": reason} if the method or a measure refuses."""
+        """The values of a unit; {"error": reason} if the method or a measure refuses.
+
+        Rows with the same method, as matched comparisons have, are computed once.
+        """
+        key = unit, row.digest
+        if key not in self.done:
+            self.done[key] = self._compute(unit, row)
+        return self.done[key]
+
+    def _compute(self, unit: str, row: Row) -> Values:
         try:
             with torch.no_grad():
                 found = _COMPUTE[unit](self, row)

@@ -118,9 +118,10 @@ def _settings(record: Json) -> str:
     if record["grid"]:
         grid = record["grid"]
         rows, columns = grid["shape"]
+        size = "resized to fit the input" if grid["fit"] else "each at its full size"
         lines["grids"] = (
-            f"{rows} x {columns} photos, resized to fit the input; {grid['kept']} kept, {grid['dropped']} "
-            "dropped because the network gave one of the classes a probability below 0.02"
+            f"{rows} x {columns} photos, {size}; {grid['kept']} kept, {grid['dropped']} dropped because the "
+            "network gave one of the classes a probability of 0.02 or less"
         )
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in lines.items())
     return f"<dl>{items}</dl>"
