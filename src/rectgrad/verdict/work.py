@@ -36,7 +36,7 @@ from rectgrad.verdict.rows import Row, is_gradient
 
 Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
 UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of methods and photos
-MATCHED = ("insertion_blur", "deletion_blur", "gini", "total_variation")  # measures of matched comparisons
+MATCHED = ("insertion_blur", "deletion_blur", "gini")  # measures of matched comparisons
 SIDE = 14  # of the coarse maps in which methods are compared photo by photo
 
 
@@ -311,8 +311,7 @@ def _curve(name: str, photos: Photos, maps: Tensor) -> Tensor:
 
 def _matched(photos: Photos, row: Row) -> Values:
     maps = photos.maps(row)
-    sparsity = {"gini": metrics.gini(maps), "total_variation": metrics.total_variation(maps, normalize=True)}
-    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | sparsity
+    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | {"gini": metrics.gini(maps)}
 
 
 def _effects(photos: Photos, row: Row) -> Values:
