@@ -12,7 +12,7 @@ SMALL = replace(PRESETS["quick"], photos=12, chunk=12, steps=6, leaders=0)
 SEEDS = range(20)
 
 
-def judged(network, methods, seed, measures="insertion,deletion"):
+def judged(network, methods, seed, measures="insertion_mean,deletion_mean"):
     x = pictures(network, 12, seed)
     return rectgrad.judge(network, x, methods, measures=measures, preset=SMALL, seed=seed)
 

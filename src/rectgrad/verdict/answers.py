@@ -59,8 +59,8 @@ def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> li
     unsure = [row for row in methods if unspecific(row, table)]
     if unsure:
         found.append(
-            f"{_with_values(unsure, table['specificity'])}: that the maps show why this class was chosen. They "
-            "mark nearly the same positions for the least likely class (specificity in parentheses)."
+            f"{_with_values(unsure, table['specificity'])}: that the maps show why this class was chosen. "
+            "They mark nearly the same positions for the least likely class (specificity in parentheses)."
         )
     fixed = [row for row in methods if ignores_weights(row, table)]
     if fixed:
@@ -72,12 +72,12 @@ def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> li
 
 
 def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
-    """Whether the map hardly changes with random weights: it stays more similar than maps of other photos, or
-    almost equal."""
+    """Whether the map hardly changes with random weights: it stays almost equal or, over its whole interval,
+    more similar than maps of other photos."""
     last, floor = (table.get(f"randomisation_{each}", {}).get(row) for each in ("last", "floor"))
     if last is None:
         return False
-    return last["mean"] > EQUAL or (floor is not None and last["mean"] - floor["mean"] > SIMILAR)
+    return last["mean"] > EQUAL or (floor is not None and last["low"] - floor["mean"] > SIMILAR)
 
 
 def _no_better(

@@ -366,13 +366,13 @@ def _randomisation(photos: Photos, row: Row) -> Values:
     similarity = metrics.randomisation(maps, others)
     cascade = similarity[:, [kind == "cascading" for kind in kinds]]
     found = {
-        "randomisation": cascade.mean(1),
+        "randomisation": cascade.nanmean(1),  # without stages whose map is constant
         "randomisation_last": cascade[:, -1],
         "randomisation_floor": _unrelated(functools.partial(metrics.rank_correlation, absolute=True), maps),
         "stages": cascade.nanmean(0).tolist(),
     }
     if "alone" in kinds:
-        found["randomisation_alone"] = similarity[:, [kind == "alone" for kind in kinds]].mean(1)
+        found["randomisation_alone"] = similarity[:, [kind == "alone" for kind in kinds]].nanmean(1)
     return found
 
 
