@@ -193,6 +193,17 @@ def test_inputs_without_positions():
     assert found.answers["where"] == "inconclusive"
 
 
+def test_networks_with_probabilities_or_in_training_mode():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3), nn.Softmax(1))
+    with pytest.raises(ValueError, match=r"in training mode; call model.eval\(\) first"):
+        rectgrad.judge(network, torch.randn(5, 3, 8, 8), ["saliency"], preset=SMALL)
+    found = rectgrad.judge(
+        network.eval(), torch.randn(5, 3, 8, 8), ["saliency"], measures="deletion_mean", preset=SMALL
+    )
+    assert ["look like probabilities" in each["why"] for each in found.failures] == [True]
+
+
 def test_a_single_output():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 1)).eval()
