@@ -133,6 +133,36 @@ def test_help_answers_without_torch():
     assert "explain" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("explain", None, "PASSIVE"),
+        ("layers", "ACTIVE", "ACTIVE"),
+        ("bench", None, None),
+    ],
+)
+def test_commands_over_photos_let_waiting_threads_sleep(run, monkeypatch, command, given, expected):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    run(command, "--help")
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+def test_the_settings_of_the_process_precede_torch():
+    script = (
+        "import os, sys; sys.argv = ['rectgrad', 'explain', '--help']\n"
+        "from rectgrad import cli\n"
+        "tune, seen = cli._tune_process, []\n"
+        "cli._tune_process = lambda: (seen.append('torch' in sys.modules), tune())\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(seen, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[False] True"
+
+
 def test_attributing_pulls_in_no_heavy_package():
     script = (
         "import sys, torch, rectgrad\n"

@@ -6,6 +6,8 @@ processed, the invalid ones are listed, and the exit status is 1.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import os
 import re
@@ -31,6 +33,7 @@ COMMANDS = {
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to obtain them."),
 }
+OVER_PHOTOS = ("explain", "compare", "sweep", "layers")
 
 
 class LazyGroup(TyperGroup):
@@ -50,9 +53,27 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         assert name is not None
+        if name in OVER_PHOTOS:
+            _tune_process()
         module = importlib.import_module(f"rectgrad.cli.{COMMANDS[name][0]}")
         command = typer.main.get_command(getattr(module, f"{name}_app"))
         return name, command, rest
+
+
+def _tune_process() -> None:
+    """Settings for a network that runs while pictures are drawn. They must precede the import of torch.
+
+    Threads of OpenMP that wait for each other sleep instead of spinning, which leaves the cores to those that
+    draw. Freed memory is kept: glibc would return a layer's activations to the system at once, which then
+    clears the same pages for the next layer (a tenth of the time of the command).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        for option, megabytes in ((_MMAP_THRESHOLD, 32), (_TRIM_THRESHOLD, 1024)):
+            ctypes.CDLL(None).mallopt(option, megabytes * 2**20)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 app = typer.Typer(
