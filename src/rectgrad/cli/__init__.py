@@ -28,7 +28,7 @@ COMMANDS = {
     "app": ("explorer", "Start the explorer, an interactive web page."),
     "bench": ("bench", "Measure the time and memory of each method."),
     "data": ("data", "Download CIFAR-10 and its object masks."),
-    "train": ("train", "Train the paper's CNN."),
+    "train": ("train", "Train the paper's CNN or another small network."),
     "reproduce": ("reproduce", "Run an experiment from the paper."),
     "methods": ("lists", "List the methods and their options."),
     "models": ("lists", "List the models and how to obtain them."),
