@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,38 @@ def test_every_command_has_help_that_ends_in_an_example(run):
         assert f"Example: rectgrad {command}" in out
     _, out, _ = run("--help")
     assert all(command in out for command in COMMANDS)
+
+
+TWICE = """
+import os, signal, sys, time
+from rectgrad import cli
+
+def work(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    finally:  # cleaning up takes long
+        if sys.argv[1] == "twice":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+cli.app = work
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("times", ["once", "twice"])
+def test_a_second_interrupt_prints_no_traceback(times):
+    done = subprocess.run([sys.executable, "-c", TWICE, times], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 130
+    assert done.stderr == (
+        "" if times == "twice" else "rectgrad: interrupted; run the same command again to resume\n"
+    )
+
+
+def test_the_interrupt_of_the_caller_comes_back(run):
+    run("--help")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_help_answers_without_torch():

@@ -11,7 +11,10 @@ import ctypes
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -103,6 +106,27 @@ def rectgrad(
     """
 
 
+@contextlib.contextmanager
+def _ended_by_second_interrupt() -> Iterator[None]:
+    """The first Ctrl-C stops the work, which cleans up; a second one ends the process at once, silently."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(number, lambda *_: os._exit(130))
+        raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@_ended_by_second_interrupt()
 def main() -> None:
     try:
         status = app(standalone_mode=False)
