@@ -38,9 +38,10 @@ def sources(
     must not use.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
+    results = None if exclude is None else Path(os.path.realpath(exclude))
     for argument in arguments:
         for path, relative in _expand(argument):
-            if exclude is None or exclude.resolve() not in path.resolve().parents:
+            if results not in Path(os.path.realpath(path)).parents:  # of a loop of links too
                 photos.setdefault(os.path.abspath(path), (path, relative))
     named = unique_names(list(photos.values()), reserved)
     return [Source(path, name) for (path, _), name in zip(photos.values(), named, strict=True)]
@@ -95,11 +96,14 @@ def digest(file: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. It replaces `path` on success and is removed on an error."""
+    """Yields a temporary path to write to. On success it is synced to the disk and replaces `path`; on an
+    error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         yield part
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
