@@ -215,3 +215,12 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
     files.save_text("text", tmp_path / "a.txt")
     assert calls == ["sync", "rename"]
+
+
+@pytest.mark.parametrize("name", ["9" * 20, "²", "٣", "-1", "", "1e3"])
+def test_a_planted_name_is_no_process(name, tmp_path):
+    assert not files.ended(name)
+    planted = tmp_path / f".a.png.{name}.part"
+    planted.touch()
+    files.remove_partial_files(tmp_path)
+    assert planted.exists()

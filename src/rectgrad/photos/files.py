@@ -113,19 +113,24 @@ def remove_partial_files(folder: Path) -> None:
     """Removes partial files of processes that were killed; those of running processes are kept."""
     for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
-        if writer.isdigit() and not alive(int(writer)):
+        if ended(writer):
             part.unlink(missing_ok=True)
 
 
+def ended(number: str) -> bool:
+    """Whether this is the number of a process, and none that is running."""
+    return number.isascii() and number.isdecimal() and not alive(int(number))
+
+
 def alive(pid: int) -> bool:
-    """Whether a process is running."""
+    """Whether a process is running, or the number cannot be one's."""
     if pid == os.getpid():
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 
