@@ -49,6 +49,21 @@ def test_every_form_of_a_picture_gives_the_map_of_attribute(tmp_path, method):
         assert torch.equal(rectgrad.explain(tensor, model, method).map, expected[0])
 
 
+@pytest.mark.parametrize("composite", ["epsilon_gamma_box", "deep_taylor"])
+def test_the_bounds_of_the_box_rule_are_those_of_a_pixel(composite):
+    model = tiny()
+    mean, std = torch.tensor(model.mean), torch.tensor(model.std)
+    bounds = {"low": ((0 - mean) / std).view(3, 1, 1), "high": ((1 - mean) / std).view(3, 1, 1)}
+    expected = rectgrad.attribute(model.module, inputs_of(model), "lrp", composite=composite, **bounds)
+    found = rectgrad.explain(PIXELS, model, "lrp", composite=composite)
+    torch.testing.assert_close(found.map, expected[0])
+    assert len(found.method.low) == len(found.method.high) == 3
+    smooth = rectgrad.explain(PIXELS, model, "smoothgrad", over=found.method, samples=1, noise=0.0)
+    torch.testing.assert_close(smooth.map, expected[0])
+    own = rectgrad.explain(PIXELS, model, "lrp", composite=composite, low=-9.0, high=9.0)
+    assert (own.method.low, own.method.high) == (-9, 9)
+
+
 def test_a_list_and_a_batch_give_a_list(tmp_path):
     model = tiny()
     other = RNG.integers(0, 256, (32, 60, 3), dtype=np.uint8)
@@ -184,7 +199,8 @@ def test_a_model_s_own_warnings_are_passed_on():
     assert found.warnings == ()
 
 
-def test_explanations_hold_no_activations():
+@pytest.mark.parametrize("method", ["rectgrad", "lrp"])
+def test_explanations_hold_no_activations(method):
     import gc
 
     def held():
@@ -192,9 +208,9 @@ def test_explanations_hold_no_activations():
         return sum(x.numel() for x in gc.get_objects() if type(x) is torch.Tensor)
 
     model = tiny()
-    rectgrad.explain(PIXELS, model)
+    rectgrad.explain(PIXELS, model, method)
     before = held()
-    kept = [rectgrad.explain(PIXELS, model) for _ in range(3)]
+    kept = [rectgrad.explain(PIXELS, model, method) for _ in range(3)]
     assert held() - before <= sum(each.map.numel() + each.outputs.numel() for each in kept)
 
 

@@ -498,7 +498,8 @@ def test_smoothgrad_averages_finished_maps():
     method = SmoothGrad(over=GradCAM(), samples=6, noise=0.05)
     with torch.no_grad():
         target = model(x).argmax(1)
-    maps = [rectgrad.attribute(model, noisy[0], "gradcam", target) for noisy in method._noisy((x,))]
+    noisy = method._noisy((x,))
+    maps = [rectgrad.attribute(model, *noisy(j), "gradcam", target) for j in range(method.samples)]
     assert_same(rectgrad.attribute(model, x, method), sum(maps) / 6, 1e-9)
 
 

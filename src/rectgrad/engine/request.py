@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,12 +62,13 @@ class Request:
 
     def at(self, inputs: Maps) -> Request:
         """The same question at other inputs: a class left open stays that of the clean inputs."""
-        return replace(self, inputs=inputs, passed=None, target=self.resolved())
+        clean = inputs is self.inputs and self.passed is None
+        return replace(self, inputs=inputs, passed=None, target=self.target if clean else self.resolved())
 
-    def at_once(self, points: Sequence[Maps]) -> Request:
-        """The same question at several inputs in one pass: all samples of the first, then of the second."""
-        k, inputs = len(points), tuple(torch.cat(tensors) for tensors in zip(*points, strict=True))
-        return replace(self.at(points[0])._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
+    def at_once(self, inputs: Maps, k: int) -> Request:
+        """The same question at k inputs in one pass: all samples of the first, then of the second."""
+        self.resolved()
+        return replace(self._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
 
     def watched(self, observe: Observe) -> Request:
         """The same question in fresh passes that record every op, to find a fault."""

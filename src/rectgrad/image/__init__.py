@@ -15,6 +15,7 @@ from rectgrad.image.colour import (
 from rectgrad.image.figure import figure, show
 from rectgrad.image.png import png
 from rectgrad.image.sheet import PAGE, Panel, bar, sheet
+from rectgrad.image.words import words, words_html
 
 __all__ = [
     "PAGE",
@@ -34,4 +35,6 @@ __all__ = [
     "sheet",
     "show",
     "upsample",
+    "words",
+    "words_html",
 ]

@@ -70,6 +70,11 @@ def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]
     return change(baseline) if whole else baseline
 
 
+def joined(point: Callable[[int], Tensors]) -> Callable[[int, int], Tensors]:
+    """From two numbers to the points from the first to before the second, one after the other."""
+    return lambda start, stop: tuple(map(torch.cat, zip(*map(point, range(start, stop)), strict=True)))
+
+
 def weighted_sum(terms: Any) -> Tensors:
     """Sums of weight * maps; half types are added up in float32."""
     total: list[Tensor] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.kernels.linear_ops import constants
+from rectgrad.kernels.reference import wide
 
 # Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
 # tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
@@ -50,6 +51,24 @@ def free_unused_memory() -> None:
 def rounding(x: Tensor) -> float:
     """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits by default."""
     return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
+
+
+def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    a, b = wide(a), wide(b)
+    scale = a.abs().max()
+    if not bool(scale > 0):
+        return bool((b == a).all())
+    a, b = a / scale, b / scale  # squares of very small or large numbers are none
+    return bool((a - b).norm() <= tolerance * a.norm())
+
+
+def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
+    """Whether the outputs and the maps of one copy agree. Outputs are continuous: to rounding. Maps are not,
+    where rounding moves a unit across a threshold: in the mean. Neither alone would do: saturated outputs
+    hardly change."""
+    eps = max(map(rounding, alone))
+    (outputs, other), *maps = zip(alone, together, strict=True)
+    return _near(outputs, other, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in maps)
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-BLOCK = 16  # masks that are made at a time
 
 
 def bytes_of(x: Tensor) -> bytes:
@@ -25,36 +22,9 @@ def generator_of(*parts: bytes) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest.digest(), "big") >> 1)
 
 
-def generators(inputs: Sequence[Tensor], seed: int, count: int) -> Iterator[list[torch.Generator]]:
-    """For each of `count` draws a random generator for each sample, which depends on the seed, the number of
-    the draw and the sample's own values. It draws on the CPU."""
+def generators(inputs: Sequence[Tensor], seed: int) -> Callable[[int], list[torch.Generator]]:
+    """From the number of a draw to a random generator for each sample, which depends on the seed, the number
+    and the sample's own values. It draws on the CPU."""
     cpu = [x.detach().float().cpu() for x in inputs]  # equal values, equal numbers, whatever the type
     values = [b"".join(map(bytes_of, row)) for row in zip(*cpu, strict=True)]
-    for j in range(count):
-        yield [generator_of(str(seed).encode(), str(j).encode(), each) for each in values]
-
-
-def random_masks(
-    sides: Sequence[int], count: int, cells: int, keep: float, random: torch.Generator, like: Tensor
-) -> Iterator[Tensor]:
-    """Masks of shape `sides`, of the type and on the device of `like`, as in RISE (Petsiuk et al. 2018). Each
-    is a grid of cells, 1 with probability `keep` and else 0, upsampled linearly to one cell more than is
-    needed, and cut out at a random place."""
-    grids = torch.empty(count, *(cells,) * len(sides), dtype=torch.float32, device="cpu")
-    grids = grids.uniform_(generator=random) < keep
-    steps = [-(-side // cells) for side in sides]
-    shifts = [torch.randint(step, (count,), device="cpu", generator=random) for step in steps]
-    larger = [_upsampling(cells, (cells + 1) * step) for step in steps]
-    for start in range(0, count, BLOCK):
-        found = grids[start : start + BLOCK].to(like)
-        for d, side in enumerate(sides):
-            at = shifts[d][start : start + BLOCK, None] + torch.arange(side, device="cpu")
-            rows = larger[d][at].to(like)
-            found = torch.einsum("bij,b...j->b...i", rows, found.movedim(d + 1, -1)).movedim(-1, d + 1)
-        yield from found
-
-
-def _upsampling(cells: int, size: int) -> Tensor:
-    """The matrix that stretches a row of cells."""
-    rows = torch.eye(cells, dtype=torch.float64, device="cpu")
-    return F.interpolate(rows[None], size, mode="linear", align_corners=False)[0].T
+    return lambda j: [generator_of(str(seed).encode(), str(j).encode(), each) for each in values]

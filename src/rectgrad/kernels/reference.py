@@ -26,6 +26,11 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.element_size() < 4 else x
 
 
+def precise(x: Tensor) -> Tensor:
+    """x in float64, where the device has it."""
+    return x if x.device.type == "mps" else x.double()
+
+
 def rank(d: int, q: float) -> int:
     """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
     return d - round((d - 1) * (1 - q / 100))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rectgrad.kernels.reference import precise
+
 FAR = 1e4  # a ratio of denominators from which on they are of another order of magnitude
 SMALL = 1e-6  # below this a difference is no divisor: the derivative at the midpoint instead
 
@@ -62,15 +64,10 @@ def log_softmax(R: Tensor, x: Tensor, x0: Tensor, dim: int) -> Tensor:
 
 
 def _exponentials(x: Tensor, x0: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    x, x0 = _precise(x), _precise(x0)
+    x, x0 = precise(x), precise(x0)  # differences of nearly equal numbers lose digits
     # A masked score is -inf in both passes: no difference, no multiplier.
     shift = torch.maximum(x, x0).amax(dim, keepdim=True)
     e, e0 = (x - shift).exp(), (x0 - shift).exp()
     dx = x - x0
     secant = torch.where(dx.abs() < SMALL, ((x + x0) / 2 - shift).exp(), (e - e0) / dx)
     return e, e0, torch.where(dx.isnan(), 0, secant)
-
-
-def _precise(x: Tensor) -> Tensor:
-    """In float64, where there is: differences of nearly equal numbers lose digits."""
-    return x if x.device.type == "mps" else x.double()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import tee
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +18,7 @@ from rectgrad.kernels.baseline import (
     column,
     differences_times,
     each_baseline,
+    joined,
     value_range,
     weighted_sum,
     with_rows,
@@ -67,15 +67,19 @@ class SmoothGrad(Average):
         return self._mean(request, lambda over, noisy: over.maps(noisy))
 
     def _mean(self, request: Request, ask: Ask) -> Maps:
-        maps = self.over.at_points(ask, request, self._noisy(request.inputs), self.samples)
+        maps = self.over.at_points(ask, request, joined(self._noisy(request.inputs)), self.samples)
         return weighted_sum((1 / self.samples, m) for m in maps)
 
-    def _noisy(self, inputs: Maps) -> Iterator[Maps]:
-        scale = [self.noise * value_range(x) for x in inputs]
+    def _noisy(self, inputs: Maps) -> Callable[[int], Maps]:
+        scale, drawing = [self.noise * value_range(x) for x in inputs], generators(inputs, self.seed)
         normal = partial(torch.randn, dtype=torch.float32, device="cpu")
-        for own in generators(inputs, self.seed, self.samples):
+
+        def point(j: int) -> Maps:
+            own = drawing(j)
             noise = (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
-            yield tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
+            return tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
+
+        return point
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class IntegratedGradients(Average):
         points = self._points()[::-1]
         # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
         points.insert(0, points.pop(self.steps // 3))
-        steps = (tuple(b + alpha * (x.detach() - b) for x, b in ends) for alpha, _ in points)
+        steps = joined(lambda i: tuple(b + points[i][0] * (x.detach() - b) for x, b in ends))
         maps = self.over.at_points(_raw, request, steps, self.steps)
         return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
 
@@ -138,22 +142,26 @@ class ExpectedGradients(Average):
     title: ClassVar[str] = "expected gradients"
 
     def raw(self, request: Request) -> Maps:
-        drawn, again = tee(self._drawn(tuple(x.detach() for x in request.inputs)))
-        maps = self.over.at_points(_raw, request, (point for point, _ in drawn), self.samples)
-        products = (map(torch.mul, away, m) for (_, away), m in zip(again, maps, strict=True))
+        drawn = self._drawn(tuple(x.detach() for x in request.inputs))
+        maps = self.over.at_points(_raw, request, joined(lambda j: drawn(j)[0]), self.samples)
+        products = (map(torch.mul, drawn(j)[1], m) for j, m in enumerate(maps))
         return weighted_sum((1 / self.samples, tuple(each)) for each in products)
 
-    def _drawn(self, inputs: Maps) -> Iterator[tuple[Maps, Maps]]:
-        """Points between a baseline and the input, and input - baseline."""
+    def _drawn(self, inputs: Maps) -> Callable[[int], tuple[Maps, Maps]]:
+        """From a number to a point between a baseline and the input, and input - baseline."""
         given = blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
         uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
-        for own in generators(inputs, self.seed, self.samples):
-            u, t = torch.stack([uniform(generator=each) for each in own]).T
+        drawing = generators(inputs, self.seed)
+
+        def drawn(j: int) -> tuple[Maps, Maps]:
+            u, t = torch.stack([uniform(generator=each) for each in drawing(j)]).T
             rows = list(enumerate((u.double() * len(given)).int().tolist()))
             chosen = (torch.stack([given[i][k][n] for n, i in rows]) for k in range(len(inputs)))
             away = tuple(wide(x) - wide(b) for x, b in zip(inputs, chosen, strict=True))
             points = (wide(x) - column(1 - t, x).to(d) * d for x, d in zip(inputs, away, strict=True))
-            yield tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
+            return tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
+
+        return drawn
 
 
 def _raw(over: Method, request: Request) -> Maps:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rectgrad.engine.backward import Plan
-from rectgrad.engine.points import Ask, Points
+from rectgrad.engine.points import Ask, Points, PointsBetween
 from rectgrad.engine.request import Request
 from rectgrad.methods.options import check
 
@@ -58,10 +58,10 @@ class Method(Plan):
         """The method for k copies of the samples, one after the other; None if it cannot tell them apart."""
         return self if type(self).rows is Method.rows else None
 
-    def at_points(self, ask: Ask, request: Request, points: Iterator[Maps], count: int) -> Iterator[Maps]:
+    def at_points(self, ask: Ask, request: Request, points: PointsBetween, count: int) -> Iterator[Maps]:
         """`ask(self, ...)` about a request at each of `count` points."""
         tell = progress.get()
-        for done, maps in enumerate(Points(ask, self, request).each(points, count), 1):
+        for done, maps in enumerate(Points(ask, self, request, points).each(count), 1):
             tell(done, count)
             yield maps
 

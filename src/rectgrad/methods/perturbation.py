@@ -6,10 +6,10 @@ is changed at a time. A map has one value for each position, divided equally amo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain, product, tee
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +19,9 @@ from rectgrad.engine.bridge import BridgedPass, BridgeRecorder
 from rectgrad.engine.op import wide
 from rectgrad.engine.request import Request
 from rectgrad.engine.target import logits
-from rectgrad.kernels.baseline import baselines, column, positions, with_rows
-from rectgrad.kernels.draws import generator_of, random_masks
+from rectgrad.kernels.baseline import baselines, positions, with_rows
+from rectgrad.kernels.draws import generator_of
+from rectgrad.kernels.masks import Masks, Windows
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option, wrong_option
 
@@ -47,26 +48,35 @@ class Perturbation(Method):
     def raw(self, request: Request) -> Maps:
         maps = []
         for k, x in enumerate(request.inputs):
-            total = torch.zeros_like(wide(x[:, :1] if x.dim() > 2 else x), requires_grad=False)
-            values = self._values(request, k, total) / (x.numel() // total.numel())
-            maps.append(torch.empty_like(x, requires_grad=False).copy_(values))
+            values = self._values(request, k, positions(x))
+            values = values.reshape(len(x), *(1,) * (x.dim() - values.dim()), *values.shape[1:])
+            maps.append(torch.empty_like(x, requires_grad=False).copy_(values * (values.numel() / x.numel())))
         if not all(bool(m.isfinite().all()) for m in maps):
             Method().raw(request.at(request.inputs))  # names the layer, if the whole input shows it
             raise ValueError("the score of a partly hidden input is NaN or infinite, or their sum overflows")
         return tuple(maps)
 
-    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
-        """One value for each position of the k-th input. total: zeros of that shape."""
+    def _values(self, request: Request, k: int, sides: Sequence[int]) -> Tensor:
+        """One value for each position of the k-th input: (N, *sides)."""
         raise NotImplementedError
 
 
-def scores(request: Request, k: int, changed: Iterator[Tensor], count: int) -> Iterator[Tensor]:
-    """The score of the inputs, then those with `count` other values of the k-th input."""
-    inputs, x = request.inputs, request.inputs[k]
-    like = wide(x[:0])
-    points = ((*inputs[:k], each, *inputs[k + 1 :]) for each in chain([x], changed))
+def changes(request: Request, k: int, hide: Callable[[Tensor, int], None], count: int) -> Tensor:
+    """score(x with a part hidden) - score(x) for each of `count` parts of the k-th input: (count, N).
+
+    hide(copies, i): hides parts i, i + 1, ... in copies (K, N, ...) of that input, one in each.
+    """
+
+    def points(start: int, stop: int) -> Maps:
+        if start == 0:
+            return request.inputs
+        copies = [torch.cat([x.detach()] * (stop - start)) for x in request.inputs]
+        hide(copies[k].unflatten(0, (stop - start, -1)), start - 1)
+        return tuple(copies)
+
     found = Method().at_points(forward, request, points, count + 1)
-    return (column(score.to(like), x) for (score,) in found)
+    scores = torch.stack([score for (score,) in found]).to(wide(request.inputs[k][:0]))
+    return scores[1:] - scores[0]
 
 
 def forward(_: Any, request: Request) -> Maps:
@@ -77,13 +87,7 @@ def forward(_: Any, request: Request) -> Maps:
     passed = BridgedPass(request, BridgeRecorder((), transparent=True), differentiable=False)
     outputs = getattr(passed.outputs, "logits", passed.outputs)
     request.last, request.answer = passed, outputs if isinstance(outputs, Tensor) else None
-    return (passed.scores(request.resolved()),)
-
-
-def replaced(x: Tensor, window: Any, values: Tensor) -> Tensor:
-    y = x.clone()
-    y[window] = values
-    return y
+    return (passed.scores(request.resolved(passed.outputs)),)
 
 
 @dataclass(frozen=True)
@@ -103,23 +107,18 @@ class Occlusion(Perturbation):
         super().__post_init__()
         check_baseline(self)
 
-    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
-        x, b = request.inputs[k].detach(), baselines(self.baseline, request.inputs)[k]
-        windows, covered = list(product([...], *map(self._slices, positions(x)))), torch.zeros_like(total)
-        found = scores(request, k, (replaced(x, window, b[window]) for window in windows), len(windows))
-        clean = next(found)
-        for window, score in zip(windows, found, strict=True):
-            total[window] += clean - score
-            covered[window] += 1
-        return total / covered
+    def _values(self, request: Request, k: int, sides: Sequence[int]) -> Tensor:
+        b = baselines(self.baseline, request.inputs)[k]
+        windows = Windows([self._places(side) for side in sides], sides, b.device)
+        return windows.mean(-changes(request, k, partial(windows.replace, values=b), windows.count))
 
-    def _slices(self, side: int) -> list[slice]:
+    def _places(self, side: int) -> list[range]:
         """Where a window is along one side; the last one may be cut off."""
         window = min(self.window or max(side // 8, 1), side)
         stride = self.stride or max(window // 2, 1)
         if window < min(side, stride):
             raise wrong_option(self, "stride", ValueError, f"at most the window, {window}")
-        return [slice(i, i + window) for i in range(0, side - window + stride, stride)]
+        return [range(i, i + window) for i in range(0, side - window + stride, stride)]
 
     def rows(self, start: int, stop: int, inputs: Maps) -> Method:
         return replace(self, baseline=with_rows(self.baseline, inputs, lambda rows: rows[start:stop]))
@@ -139,14 +138,8 @@ class RISE(Perturbation):
     keep: float = option(0.5, "Probability that a cell is visible; default: 0.5.", low=0.01, high=1)
     seed: int = option(0, "Seed of the random numbers.")
 
-    def _values(self, request: Request, k: int, total: Tensor) -> Tensor:
-        x, random = request.inputs[k].detach(), generator_of(str(self.seed).encode())
-        masks, again = tee(random_masks(positions(x), self.masks, self.cells, self.keep, random, total))
-        found = scores(request, k, (x * mask.to(x.dtype) for mask in masks), self.masks)
-        clean, covered = next(found), torch.zeros_like(total[:1])
-        mean = torch.zeros_like(clean)
-        for mask, score in zip(again, found, strict=True):
-            total += (score - clean) * mask
-            covered += mask
-            mean += (score - clean) / self.masks
-        return (total - mean * covered) / (self.keep * self.masks)
+    def _values(self, request: Request, k: int, sides: Sequence[int]) -> Tensor:
+        random, device = generator_of(str(self.seed).encode()), request.inputs[k].device
+        masks = Masks(sides, self.masks, self.cells, self.keep, random, device)
+        found = changes(request, k, masks.apply, self.masks)
+        return masks.sum(found - found.mean(0)) / (self.keep * self.masks)
