@@ -64,15 +64,17 @@ def _solve(grids: list[_Grid], b: Tensor, limit: Tensor) -> Tensor:
 
 
 class _Grid(NamedTuple):
-    """One level: A, the unknowns (1, others 0), the inverse of A's diagonal and, except on the coarsest, the
-    matrices that interpolate rows and columns from the next grid. The coarsest has the inverse of A."""
+    """One level: A, the unknowns (1, others 0) and the inverse of A's diagonal. The coarsest has the inverse of
+    A."""
 
     apply: Callable[[Tensor], Tensor]
     unknown: Tensor
     inverse_diagonal: Tensor
-    rows: Tensor
-    columns: Tensor
     inverse: Tensor | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.unknown.shape[-2], self.unknown.shape[-1]
 
 
 def _cycle(grids: list[_Grid], r: Tensor) -> Tensor:
@@ -81,8 +83,8 @@ def _cycle(grids: list[_Grid], r: Tensor) -> Tensor:
     if grid.inverse is not None:
         return (r.flatten(2) @ grid.inverse).reshape(r.shape)
     x = grid.inverse_diagonal * r
-    rest = grid.rows.mT @ (r - grid.apply(x)) @ grid.columns
-    x.addcmul_(grid.rows @ _cycle(coarser, rest) @ grid.columns.mT, grid.unknown)
+    rest = _restricted(r - grid.apply(x))
+    x.addcmul_(_interpolated(_cycle(coarser, rest), grid.size), grid.unknown)
     return x.addcmul_(grid.inverse_diagonal, r - grid.apply(x))
 
 
@@ -95,10 +97,8 @@ def _grids(unknown: Tensor) -> list[_Grid]:
 
 
 def _grid(apply: Callable[[Tensor], Tensor], unknown: Tensor, inverse_diagonal: Tensor) -> _Grid:
-    height, width = unknown.shape[-2:]
-    rows, columns = _interpolation(height, unknown), _interpolation(width, unknown)
-    made = _Grid(apply, unknown, inverse_diagonal, rows, columns)
-    return made._replace(inverse=_inverse(made)) if height * width <= COARSEST else made
+    made = _Grid(apply, unknown, inverse_diagonal)
+    return made._replace(inverse=_inverse(made)) if unknown[0].numel() <= COARSEST else made
 
 
 def _coarser(fine: _Grid) -> _Grid:
@@ -108,10 +108,11 @@ def _coarser(fine: _Grid) -> _Grid:
     1, so that each pixel has one of them in its neighbourhood.
     """
     places = [(i, j) for i in range(3) for j in range(3)]
-    probes = fine.unknown.new_zeros(1, 9, fine.rows.shape[1], fine.columns.shape[1])
+    height, width = fine.size
+    probes = fine.unknown.new_zeros(1, 9, (height + 1) // 2, (width + 1) // 2)
     for k, (i, j) in enumerate(places):
         probes[:, k, i::3, j::3] = 1
-    found = fine.rows.mT @ fine.apply(fine.rows @ probes @ fine.columns.mT * fine.unknown) @ fine.columns
+    found = _restricted(fine.apply(_interpolated(probes, fine.size) * fine.unknown))
     stencil = torch.zeros_like(found)
     for k, (i, j) in enumerate(places):
         for neighbour, (down, right) in enumerate(places):
@@ -161,11 +162,37 @@ def _apply_stencil(stencil: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-def _interpolation(size: int, like: Tensor) -> Tensor:
-    """(size, size / 2): coarse pixel i is fine pixel 2 i, odd fine pixels are the mean of two coarse ones."""
-    fine, coarse = torch.arange(size), torch.arange((size + 1) // 2)
-    position = (fine / 2).clamp(max=len(coarse) - 1)  # behind the last coarse pixel, its value is repeated
-    return (1 - (position[:, None] - coarse).abs()).clamp(min=0).to(like)
+def _interpolated(coarse: Tensor, size: tuple[int, int]) -> Tensor:
+    """The finer grid, by linear interpolation: coarse pixel i is fine pixel 2 i, odd fine pixels are the mean
+    of two coarse ones. Behind the last coarse pixel, its value is repeated."""
+    for dim in (-2, -1):
+        n, fine = coarse.shape[dim], size[dim]
+        after = coarse.narrow(dim, 1, n - 1)
+        between = (coarse.narrow(dim, 0, n - 1) + after) * 0.5
+        if fine % 2 == 0:
+            between = torch.cat([between, coarse.narrow(dim, n - 1, 1)], dim)
+        result = coarse.new_empty(*coarse.shape[:dim], fine, *coarse.shape[dim:][1:])
+        _every_second(result, dim, 0).copy_(coarse)
+        _every_second(result, dim, 1).copy_(between)
+        coarse = result
+    return coarse
+
+
+def _restricted(fine: Tensor) -> Tensor:
+    """The transpose of `_interpolated`."""
+    for dim in (-2, -1):
+        even, odd = _every_second(fine, dim, 0), _every_second(fine, dim, 1)
+        result, n = even.clone(), even.shape[dim]
+        result.narrow(dim, 0, n - 1).add_(odd.narrow(dim, 0, n - 1), alpha=0.5)
+        result.narrow(dim, 1, n - 1).add_(odd.narrow(dim, 0, n - 1), alpha=0.5)
+        if fine.shape[dim] % 2 == 0:
+            result.narrow(dim, n - 1, 1).add_(odd.narrow(dim, n - 1, 1))
+        fine = result
+    return fine
+
+
+def _every_second(x: Tensor, dim: int, start: int) -> Tensor:
+    return x[..., start::2, :] if dim == -2 else x[..., start::2]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
