@@ -215,6 +215,38 @@ def test_the_gallery_shows_every_photo_with_its_source():
     assert shown == {f"gallery-{name}.jpg" for name in sheets}
 
 
+ASPECTS = {
+    "formula": "```text",
+    "citation": r"et al\. \(?\d{4}|and \w+ \d{4}",
+    "what it answers": r"\*\*It answers\*\*",
+    "what it cannot": r"\*\*It does not answer\*\*",
+    "cost": r"\*\*Cost\*\*",
+}
+NINE = (
+    "gradcam guided_gradcam lrp attn_lrp excitation_backprop expected_gradients deeplift_shap occlusion rise"
+).split()
+
+
+def test_every_method_is_drawn_on_six_photos_of_the_gallery():
+    script = runpy.run_path(str(ROOT / "docs" / "gallery.py"))
+    gallery = {row.file for rows in script["SHEETS"].values() for row in rows}
+    assert len(set(script["SIX"]) & gallery) == 6
+    drawn = {name for rows in script["METHODS"].values() for _, name, _ in rows}
+    assert set(NINE) <= drawn <= rectgrad.METHODS.keys()
+    page = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    for name, rows in script["METHODS"].items():
+        assert f"](images/methods-{name}.jpg)" in page
+        with Image.open(ROOT / "docs" / "images" / f"methods-{name}.jpg") as picture:
+            assert picture.height == 12 + (1 + len(rows)) * (24 + 132 + 12)  # a row each, and the photos
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_a_method_is_described_in_full(name):
+    page = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## [^\n]*`{name}`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)[1]
+    assert [aspect for aspect, words in ASPECTS.items() if not re.search(words, section)] == []
+
+
 def test_the_comparison_cites_tests_that_exist():
     text = ROOT.joinpath("docs", "comparison.md").read_text(encoding="utf-8")
     cited = set(re.findall(r"`(tests/\w+\.py)`", text))
