@@ -45,9 +45,14 @@ class Plan:
     def rules(self) -> Rules:
         return {}
 
+    def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
+        """The plan with what it must know about a pass before it goes back."""
+        return self
+
     def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
         """What a backward pass of a request gives, one tensor for each input."""
-        return passed.backward(self, scores, request.passed is None, request.observe)
+        plan = self.prepared(request, passed, scores)
+        return passed.backward(plan, scores, request.passed is None, request.observe)
 
 
 class Pass:

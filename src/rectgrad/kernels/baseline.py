@@ -70,6 +70,14 @@ def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]
     return change(baseline) if whole else baseline
 
 
+def quadrature(n: int, kind: str) -> list[tuple[float, float]]:
+    """(position between baseline and input, weight) of n evaluations; the weights sum to 1."""
+    if kind == "right":
+        return [((i + 1) / n, 1 / n) for i in range(n)]
+    inner = 1 / (n - 1)
+    return [(i * inner if i < n - 1 else 1.0, inner / 2 if i in (0, n - 1) else inner) for i in range(n)]
+
+
 def weighted_sum(terms: Any) -> Tensors:
     """Sums of weight * maps; half types are added up in float32."""
     total: list[Tensor] = []

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from rectgrad.kernels.baseline import Tensors, column, value_range
+from rectgrad.kernels.reference import wide
 
 BLOCK = 16  # masks that are made at a time
 
@@ -32,6 +36,29 @@ def generators(inputs: Sequence[Tensor], seed: int, count: int) -> Iterator[list
     values = [b"".join(map(bytes_of, row)) for row in zip(*cpu, strict=True)]
     for j in range(count):
         yield [generator_of(str(seed).encode(), str(j).encode(), each) for each in values]
+
+
+def noisy(inputs: Tensors, noise: float, seed: int, count: int) -> Iterator[Tensors]:
+    """Copies with normal noise, whose standard deviation is a share of each sample's value range."""
+    scale = [noise * value_range(x) for x in inputs]
+    normal = partial(torch.randn, dtype=torch.float32, device="cpu")
+    for own in generators(inputs, seed, count):
+        drawn = (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
+        yield tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, drawn, strict=True))
+
+
+def between(
+    inputs: Tensors, given: Sequence[Tensors], seed: int, count: int
+) -> Iterator[tuple[Tensors, Tensors]]:
+    """Random points between a random one of the given baselines and the input, and input - baseline."""
+    uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
+    for own in generators(inputs, seed, count):
+        u, t = torch.stack([uniform(generator=each) for each in own]).T
+        rows = list(enumerate((u.double() * len(given)).int().tolist()))
+        chosen = (torch.stack([given[i][k][n] for n, i in rows]) for k in range(len(inputs)))
+        away = tuple(wide(x) - wide(b) for x, b in zip(inputs, chosen, strict=True))
+        points = (wide(x) - column(1 - t, x).to(d) * d for x, d in zip(inputs, away, strict=True))
+        yield tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
 
 
 def random_masks(

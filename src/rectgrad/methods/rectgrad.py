@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from rectgrad import ops, rules
-from rectgrad.engine.facts import Finder, find_last
+from rectgrad.engine.backward import Pass, Plan
+from rectgrad.engine.facts import Finder, find_channels, find_last
 from rectgrad.engine.op import Rules
+from rectgrad.engine.request import Request
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
 
@@ -35,23 +39,32 @@ class RectGrad(Method):
     interpolation: str = option(
         "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
     )
+    gate: str | None = option(
+        None, "What multiplies the scores: class, where the class is; default: nothing.", choices=("class",)
+    )
     rectifies: ClassVar[bool] = True
     thresholds: ClassVar[bool] = True
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod")
+        return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod") + " gated" * bool(self.gate)
 
     @property
     def per_sample(self) -> bool:  # type: ignore[override]
-        return self.tau is None
+        return self.tau is None or self.gate is not None
 
     @property
     def facts(self) -> tuple[Finder, ...]:  # type: ignore[override]
-        return (find_last,) if self.rule == "mod" else ()
+        return (find_last,) * (self.rule == "mod") + (find_channels,) * bool(self.gate)
 
     def rules(self) -> Rules:
-        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation)
+        return rules.class_layer_rules(self.gated(None)) if self.gate else self.gated(None)
+
+    def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
+        return Gated(self, rules.class_gate(request, passed, scores)) if self.gate else self
+
+    def gated(self, gate: Any) -> Rules:
+        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation, gate=gate)
         result = dict.fromkeys(ops.RECTIFIERS, rectified)
         if self.padding_trick:
             result["conv"] = rules.masked_padding()
@@ -62,3 +75,12 @@ class RectGrad(Method):
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         maps = times(raw, inputs) if self.multiply_by_input else raw
         return tuple(m.clamp(min=0) for m in maps) if self.positive_only else maps
+
+
+class Gated(Plan):
+    """RectGrad in a pass whose gate is known."""
+
+    rectifies, thresholds = True, True
+
+    def __init__(self, method: RectGrad, gate: Any) -> None:
+        self.facts, self.rules = method.facts, lambda: method.gated(gate)  # type: ignore[misc,method-assign]
