@@ -75,6 +75,10 @@ class Gate:
             self._known[image, sizes] = self._resized(image, self._cams[0][1].new_ones(sizes))
         return self._known[image, sizes]
 
+    def silent(self, row: int) -> bool:
+        """Whether a row's class map is 0 everywhere."""
+        return not any(bool(rows[row]) and bool(cam[row].any()) for rows, cam in self._cams)
+
     def _resized(self, image: Image, g: Tensor) -> Tensor | None:
         seen = image(g)
         if any(cam.dim() != seen.dim() for _, cam in self._cams):
@@ -84,3 +88,8 @@ class Gate:
             chosen = rows.to(g.device).reshape(-1, *(1,) * (seen.dim() - 1))
             seen.copy_(torch.where(chosen, resized(cam, seen.shape[2:]), seen))
         return g
+
+
+def unknown_gate(_: object) -> Tensor:
+    """In the place of the gate, in rules that do not belong to one pass."""
+    raise ValueError("gate='class' differs from pass to pass: use rectgrad.attribute, not its rules alone")

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rectgrad import ops, rules
 from rectgrad.engine.backward import Pass, Plan
-from rectgrad.engine.facts import Finder, find_channels, find_last
+from rectgrad.engine.facts import Finder, find_channels, find_gates, find_last
 from rectgrad.engine.op import Rules
 from rectgrad.engine.request import Request
+from rectgrad.kernels.class_maps import unknown_gate
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
 
@@ -21,10 +22,7 @@ class RectGrad(Method):
     """Gradient passes an activation where activation * gradient exceeds the layer's q-th percentile."""
 
     q: float = option(
-        98.0,
-        "Percentile of a layer's scores that a unit must exceed, 0 to 100; default: 98.",
-        low=0,
-        high=100,
+        98.0, "Percentile of a layer's scores that a unit must exceed; default: 98.", low=0, high=100
     )
     tau: float | None = option(None, "Constant threshold that replaces the percentile.")
     rule: str = option(
@@ -58,10 +56,10 @@ class RectGrad(Method):
         return (find_last,) * (self.rule == "mod") + (find_channels,) * bool(self.gate)
 
     def rules(self) -> Rules:
-        return rules.class_layer_rules(self.gated(None)) if self.gate else self.gated(None)
+        return rules.class_layer_rules(self.gated(unknown_gate)) if self.gate else self.gated(None)
 
     def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
-        return Gated(self, rules.class_gate(request, passed, scores)) if self.gate else self
+        return GatedRectGrad(self, request, passed, scores) if self.gate else self
 
     def gated(self, gate: Any) -> Rules:
         rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation, gate=gate)
@@ -77,10 +75,11 @@ class RectGrad(Method):
         return tuple(m.clamp(min=0) for m in maps) if self.positive_only else maps
 
 
-class Gated(Plan):
-    """RectGrad in a pass whose gate is known."""
+class GatedRectGrad(Plan):
+    """RectGrad in a pass whose gate is known: first the plan of the walk that finds it."""
 
-    rectifies, thresholds = True, True
-
-    def __init__(self, method: RectGrad, gate: Any) -> None:
+    def __init__(self, method: RectGrad, request: Request, passed: Pass, scores: Tensor) -> None:
+        self.facts, self.rules = (find_gates,), rules.class_layer_rules  # type: ignore[misc,method-assign]
+        gate = rules.ClassGate(self, request, passed, scores)
+        self.class_layers, self.rectifies, self.thresholds = gate.layers, True, True  # type: ignore[misc]
         self.facts, self.rules = method.facts, lambda: method.gated(gate)  # type: ignore[misc,method-assign]

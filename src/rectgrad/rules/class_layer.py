@@ -9,7 +9,7 @@ the class token alone has its class layer in an earlier block.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from rectgrad import ops
 from rectgrad.engine.backward import OVERWRITTEN, Pass, Plan
 from rectgrad.engine.bridge import unsupported
 from rectgrad.engine.diagnose import first_wrong
-from rectgrad.engine.facts import find_gates
 from rectgrad.engine.op import Op, Rule, Rules, first
 from rectgrad.engine.request import Request
 from rectgrad.engine.trace import outermost
@@ -102,22 +101,21 @@ def class_layers(
     return found
 
 
-class _Plain(Plan):
-    """The backward walk to the class layer."""
+class ClassGate:
+    """What multiplies the scores of an op: at the class layer the positive part of the sum over channels of
+    a * R, R the plain gradient, scaled to a maximum of 1 for each sample; elsewhere that resized, and None
+    where there are no positions."""
 
-    facts = (find_gates,)
+    def __init__(self, plan: Plan, request: Request, passed: Pass, scores: Tensor) -> None:
+        found = class_layers(plan, replace(request, observe=None), passed, scores)
+        self.layers = [each.op for each in found]
+        self.cams = Gate([(each.rows, class_map(each.a, each.R, "hirescam")) for each in found])
+        self._images = cache(
+            lambda: _images(set(map(id, passed.ops)), passed, request)
+        )  # once facts are known
 
-    def rules(self) -> Rules:
-        return class_layer_rules()
-
-
-def class_gate(request: Request, passed: Pass, scores: Tensor) -> Callable[[Op], Tensor | None]:
-    """Where the class is: at the class layer the positive part of the sum over channels of a * R, R the plain
-    gradient, scaled to a maximum of 1 for each sample; for other ops resized, None without positions."""
-    found = class_layers(_Plain(), replace(request, observe=None), passed, scores)
-    gate = Gate([(each.rows, class_map(each.a, each.R, "hirescam")) for each in found])
-    images = cache(lambda: _images(set(map(id, passed.ops)), passed, request))  # once facts are known
-    return lambda op: gate.at(images().get(id(op)), tuple(op.shape))
+    def __call__(self, op: Op) -> Tensor | None:
+        return self.cams.at(self._images().get(id(op)), tuple(op.shape))
 
 
 def _activations(recorded: Iterable[Op]) -> set[int]:

@@ -9,7 +9,6 @@ gated    R where s * g > tau >= 0, g in 0..1: where the class is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
 from rectgrad.kernels.closed_forms import positive_gradient
 from rectgrad.kernels.reference import SCORES, advice, percentile, rank
+from rectgrad.rules.class_layer import ClassGate
 
-Gate = Callable[[Op], Tensor | None]  # what the scores of an op are multiplied by; None: 1
 
-
-def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: Gate | None = None) -> Tensor:
+def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: ClassGate | None = None) -> Tensor:
     """What is compared with tau, one number for each unit; in float32 at least."""
     a, g = wide(op.output), None if gate is None else gate(op)
     s = SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
@@ -41,7 +39,7 @@ def rectified(
     rule: str = "PR1",
     interpolation: str = "nearest",
     eps: float = 0.0,
-    gate: Gate | None = None,
+    gate: ClassGate | None = None,
 ) -> Rule:
     """R where the unit's score exceeds tau, strictly; 0 elsewhere. What passes is R itself.
 
@@ -73,8 +71,8 @@ def rectified(
         return torch.where(passes.reshape(s.shape), R, 0)
 
     def why(op: Op, R: Tensor, row: int) -> str | None:
-        if gate is not None and (g := gate(op)) is not None and not bool(g[row].any()):
-            return "because nothing in the input speaks for the class there"
+        if gate is not None and gate.cams.silent(row):
+            return "because nothing in the input speaks for the class"
         return advice(score(op, R, rule, eps, gate).reshape(op.batch, -1)[row], q, tau, interpolation)
 
     return Rule(apply, "rectified", reads="output", checks=True, advice=why)
