@@ -279,7 +279,8 @@ def test_smoothgrad_computes_the_gate_of_every_copy():
     model, x = NETWORKS["plain_cnn"](0)
     with torch.no_grad():
         target = model(x).argmax(1)
-    maps = [rectgrad.attribute(model, copies[0], INNER, target) for copies in noisy((x,), 0.1, 0, 6)]
+    copies = noisy((x,), 0.1, 0)
+    maps = [rectgrad.attribute(model, *copies(j), INNER, target) for j in range(6)]
     assert_same(rectgrad.attribute(model, x, SmoothGrad(INNER, samples=6)), sum(maps) / 6)
 
 
