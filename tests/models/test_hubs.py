@@ -179,7 +179,7 @@ def test_unknown_names_list_the_known(name):
 
 
 def test_every_source_is_described():
-    assert {source.extra for source in MODELS.values()} == {"imagenet", "timm", None}
+    assert {source.extra for source in MODELS.values()} == {"imagenet", "imagenet-all", "timm", None}
     assert all(source.description and source.how for source in MODELS.values())
 
 

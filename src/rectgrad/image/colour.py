@@ -6,7 +6,7 @@ for negative, white for zero, red for positive, symmetric about zero.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -27,7 +27,7 @@ COLOURS: dict[str, tuple[str, ...]] = {
 
 def plane(values: Values) -> np.ndarray:
     """Sums a map (C, H, W), (H, W) or (1, C, H, W) over its channels: (H, W)."""
-    plain = values if isinstance(values, np.ndarray) else _numpy(values)
+    plain = values if isinstance(values, np.ndarray) else as_array(values)
     array = np.asarray(plain, dtype=np.float32)
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
@@ -36,7 +36,7 @@ def plane(values: Values) -> np.ndarray:
     return array.sum(0) if array.ndim == 3 else array
 
 
-def _numpy(values: Values) -> np.ndarray:
+def as_array(values: Any) -> np.ndarray:
     return values.detach().float().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
 
 

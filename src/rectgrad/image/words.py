@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
-from rectgrad.image.colour import Values, _numpy, colours
+from rectgrad.image.colour import Values, as_array, colours
 
 FAINT = 0.04  # of the largest value: a word below it keeps the colours of its surroundings
-_PARAGRAPH = "line-height: 2; font: 1.05em/2 system-ui, sans-serif"
+_PARAGRAPH = "font: 1.05em/2 system-ui, sans-serif"
 _WORD = "padding: 0.2em 0.3em; border-radius: 0.25em"
 
+Ink = tuple[str, np.ndarray]  # colours of the text and of its background
 
-def words(tokens: Sequence[str], values: Values) -> str:
+
+def words(tokens: Sequence[str], values: Values | Sequence[float]) -> str:
     """The tokens with ANSI escape codes: red for positive values, blue for negative ones, in 24-bit colours.
 
     values: one for each token, or a map (tokens, embedding), which is summed over the embedding.
     """
-    return " ".join(
-        token if ink is None else _escaped(token, *ink) for token, _, ink in _inked(tokens, values)
-    )
+    inked = _inked(tokens, values)
+    return " ".join(token if ink is None else _escaped(token, *ink) for token, _, ink in inked)
 
 
-def words_html(tokens: Sequence[str], values: Values) -> str:
+def words_html(tokens: Sequence[str], values: Values | Sequence[float]) -> str:
     """The same as an HTML paragraph; a word shows its value when the pointer is over it."""
     spans = [_span(*each) for each in _inked(tokens, values)]
     return f'<p style="{_PARAGRAPH}">{" ".join(spans)}</p>'
 
 
-def _inked(
-    tokens: Sequence[str], values: Values
-) -> Iterator[tuple[str, float, tuple[str, np.ndarray] | None]]:
+def _inked(tokens: Sequence[str], values: Any) -> Iterator[tuple[str, float, Ink | None]]:
     """Each token, its value, and the colours of text and background, if it is not faint."""
-    numbers = np.asarray(_numpy(values), dtype=np.float64)
+    numbers = np.asarray(as_array(values), dtype=np.float64)
     numbers = numbers.sum(1) if numbers.ndim == 2 else numbers
     if numbers.shape != (len(tokens),):
         raise ValueError(f"{len(tokens)} tokens need one value each, not shape {numbers.shape}")
@@ -47,7 +47,7 @@ def _inked(
             yield token, value, _ink(table[round(127.5 * (1 + share))].astype(int))
 
 
-def _ink(background: np.ndarray) -> tuple[str, np.ndarray]:
+def _ink(background: np.ndarray) -> Ink:
     """Black or white, whichever is easier to read on a background."""
     return ("black" if background @ (0.299, 0.587, 0.114) > 140 else "white"), background
 
@@ -57,7 +57,7 @@ def _escaped(token: str, text: str, background: np.ndarray) -> str:
     return f"\x1b[48;2;{';'.join(map(str, background))};38;2;{shade};{shade};{shade}m{token}\x1b[0m"
 
 
-def _span(token: str, value: float, ink: tuple[str, np.ndarray] | None) -> str:
+def _span(token: str, value: float, ink: Ink | None) -> str:
     style = (
         _WORD if ink is None else f"{_WORD}; background: rgb({','.join(map(str, ink[1]))}); color: {ink[0]}"
     )
