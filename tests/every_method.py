@@ -5,7 +5,7 @@ import rectgrad
 from rectgrad.methods.perturbation import Perturbation
 
 EVERY = [name for name, method in rectgrad.METHODS.items() if method.ready]  # without further options
-POSITIONS = ("gradcam", "guided_gradcam")  # these need an activation with positions
+POSITIONS = ("gradcam", "guided_gradcam", "rectgrad_gated")  # these need an activation with positions
 ANY_NETWORK = [name for name in EVERY if name not in POSITIONS]
 HIDING = [name for name in EVERY if isinstance(rectgrad.METHODS[name], Perturbation)]
 # On any network: those that run the backward pass, and those that run the model.

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, first, per_sample
+from rectgrad.engine.op import Op, first
+from rectgrad.kernels.reference import per_sample
 
 if TYPE_CHECKING:
     from rectgrad.engine.backward import Maps, Pass
@@ -110,6 +111,7 @@ def _stopped_at(request: Request, method: Any, sample: int) -> str | None:
             last[:] = [(op, _advice(op, R, row))]
 
     scores = again.scores(request.resolved(again.outputs))
+    method = method.prepared(request, again, scores)
     again.backward(method, scores, once=False, observe=look)
     for op, advice in last:
         if advice:
