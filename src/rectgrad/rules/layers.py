@@ -12,7 +12,7 @@ from torch import Tensor
 from rectgrad.engine.facts import Graph, facts_of, walk
 from rectgrad.engine.op import Op, first
 from rectgrad.engine.recorder import linear_op
-from rectgrad.engine.torch_private import tensors_in
+from rectgrad.engine.torch_private import map_tensors, tensors_in
 from rectgrad.kernels.linear_ops import Scale
 from rectgrad.kernels.relevance_ops import Layer
 from rectgrad.ops.table import CHANGES_SHAPE
@@ -116,8 +116,11 @@ def layer_of(op: Op) -> Layer:
         """The layer with another weight and without bias."""
         other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
         change = {id(facts.weight): weight} | ({} if bias is None else {id(bias): none})
-        other.args = tuple([change.get(id(each), each) for each in op.args])
-        other.kwargs = {name: change.get(id(each), each) for name, each in op.kwargs.items()}
+        if any(each is facts.weight for each in op.args):  # nearly always, and ten times as fast
+            other.args = tuple([change.get(id(each), each) for each in op.args])
+            other.kwargs = {name: change.get(id(each), each) for name, each in op.kwargs.items()}
+        else:  # in a list, as einsum has it
+            other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
         other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
         return other
 
