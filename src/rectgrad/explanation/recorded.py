@@ -169,7 +169,7 @@ def _missing(method: Method, scores: Tensor | None, index: Tensor | None, reques
 
 
 def _warnings(messages: Sequence[str], i: int, label: str | None) -> tuple[str, ...]:
-    """The messages about the i-th sample of the batch, or about the whole batch. label: the explained class."""
+    """The messages about the i-th sample or about the whole batch. label: the explained class."""
     own = tuple(message for message in messages if _concerns(message, i))
     if label is None:
         return own

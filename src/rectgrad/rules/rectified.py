@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
-from rectgrad.kernels.closed_forms import positive_gradient
 from rectgrad.kernels.class_maps import SILENT
+from rectgrad.kernels.closed_forms import positive_gradient
 from rectgrad.kernels.reference import SCORES, advice, percentile, rank
 from rectgrad.rules.class_layer import ClassGate
 
