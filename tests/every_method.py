@@ -1,5 +1,5 @@
 """The methods that tests over all of them run, what they need of a network, and options that make the slow
-ones quick."""
+ones quick and let something pass the layers of a small network."""
 
 import rectgrad
 from rectgrad.methods.perturbation import Perturbation
@@ -16,6 +16,7 @@ QUICK = {
     "integrated_gradients": {"steps": 2},
     "expected_gradients": {"samples": 2},
     "rise": {"masks": 9},
+    "rectgrad_gated": {"q": 80},
 }
 WITHOUT_POSITIONS = ("attention", "library_attention", "folded")  # the networks without a class layer
 

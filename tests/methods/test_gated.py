@@ -340,16 +340,17 @@ def test_channels_last_memory(name):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["residual", "inception", "mobile", "mixer", "conv1d"])
-def test_backends_agree_to_the_bit(name, case, monkeypatch):
+def test_backends_select_the_same_units(name, case, monkeypatch):
+    """The native kernels add up in another order; the others agree to the bit."""
     model, x = NETWORKS[name](0)
     model, x, maps = model.float(), x.float(), []
     for choice in ("reference", "portable", "fast"):
         monkeypatch.setenv("RECTGRAD_KERNELS", choice)
         maps.append(gated(model, x, 1, **CASES[case]))
-    assert maps[0].any()
-    for each in maps[1:]:
-        assert_same(each, maps[0], 1e-5)
-        assert torch.equal(each != 0, maps[0] != 0)
+    reference, portable, fast = maps
+    assert torch.equal(portable, reference)
+    assert_same(fast, reference, 1e-6)
+    assert torch.equal(fast != 0, reference != 0)
 
 
 # --- nothing there -----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ VARIANTS: dict[str, _Terms] = {
     "layercam": lambda a, R, p: a * R.clamp(min=0),
     "gradcam++": lambda a, R, p: a * (R.clamp(min=0) / (2 + R * a.sum(p, True))).sum(p, True),  # over R^2
 }
+SILENT = "nothing in the input speaks for the class"  # where the class map is 0 everywhere
 _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
+from rectgrad.kernels.class_maps import SILENT
 from rectgrad.kernels.closed_forms import positive_gradient
 from rectgrad.kernels.reference import SCORES, advice, percentile, rank
 from rectgrad.rules.class_layer import ClassGate
@@ -72,7 +73,7 @@ def rectified(
 
     def why(op: Op, R: Tensor, row: int) -> str | None:
         if gate is not None and gate.cams.silent(row):
-            return "because nothing in the input speaks for the class"
+            return f"because {SILENT}"
         return advice(score(op, R, rule, eps, gate).reshape(op.batch, -1)[row], q, tau, interpolation)
 
     return Rule(apply, "rectified", reads="output", checks=True, advice=why)
