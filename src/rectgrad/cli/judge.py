@@ -57,7 +57,7 @@ def judge(
     network = Network.of(loaded)
     verdict = judged(network, sources, methods, measures, masks, preset, out, engine, seed, progress)
     print(json.dumps(verdict.record, ensure_ascii=False)) if as_json else _print(verdict, out)
-    broken = [f"{each['what']}: {each['why']}" for each in verdict.failures if each["kind"] == "photo"]
+    broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]
     return shared.exit_status(broken, len(sources) > 1)
 
 

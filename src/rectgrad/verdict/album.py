@@ -42,7 +42,7 @@ def album(network: Network, given: Any, limit: int) -> Album:
             continue
         if inputs and prepared.inputs.shape != inputs[0].shape:
             shapes = f"{tuple(prepared.inputs.shape)}, and the first photo is {tuple(inputs[0].shape)}"
-            broken.append({"kind": "photo", "what": name, "why": f"its shape is {shapes}"})
+            broken.append({"kind": "photo", "what": name, "why": f"{name}: its shape is {shapes}"})
             continue
         inputs.append(prepared.inputs.detach().cpu())
         names.append(name)

@@ -11,6 +11,7 @@ from rectgrad.verdict.measures import MEASURES, QUESTIONS, WHY
 Json = dict[str, Any]
 INCONCLUSIVE = "inconclusive"
 SIMILAR = 0.2  # similarity above that of unrelated photos from which a map ignores the weights
+EQUAL = 0.9  # and from which it does in any case
 
 
 def answers(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> dict[str, list[str] | str]:
@@ -53,41 +54,48 @@ def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> li
             found.append(_why_open(question, methods, controls, verdict))
         elif len(answer) > 1:
             found.append(f'"{question}": that one of {_listed(answer)} is better than the others.')
-    found += [_no_better(row, controls, verdict["pairs"]) for row in methods]
-    for row in methods:
-        if unspecific(row, table):
-            mean = table["specificity"][row]["mean"]
-            found.append(
-                f"{row}: that its maps show why this class was chosen. They are nearly the same for the "
-                f"least likely class (specificity {mean:.2f})."
-            )
-        if ignores_weights(row, table):
-            value, floor = (table[f"randomisation_{each}"][row]["mean"] for each in ("last", "floor"))
-            found.append(
-                f"{row}: that its maps depend on what the network learned. With all weights random they have "
-                f"a rank correlation of {value:.2f}; maps of different photos have {floor:.2f}."
-            )
-    return [each for each in found if each]
+    for alike, names in _no_better(methods, controls, verdict["pairs"]).items():
+        found.append(f"{_listed(names)}: that the maps show more of the network than {_listed(alike)}.")
+    unsure = [row for row in methods if unspecific(row, table)]
+    if unsure:
+        found.append(
+            f"{_with_values(unsure, table['specificity'])}: that the maps show why this class was chosen. "
+            "They mark nearly the same positions for the least likely class (specificity in parentheses)."
+        )
+    fixed = [row for row in methods if ignores_weights(row, table)]
+    if fixed:
+        found.append(
+            f"{_with_values(fixed, table['randomisation_last'])}: that the maps depend on what the network "
+            "learned. They stay similar if all weights are random (rank correlation in parentheses)."
+        )
+    return found
 
 
 def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
+    """Whether the map hardly changes with random weights: it stays almost equal or, over its whole interval,
+    more similar than maps of other photos."""
     last, floor = (table.get(f"randomisation_{each}", {}).get(row) for each in ("last", "floor"))
-    return last is not None and floor is not None and last["mean"] - floor["mean"] > SIMILAR
+    if last is None:
+        return False
+    return last["mean"] > EQUAL or (floor is not None and last["low"] - floor["mean"] > SIMILAR)
 
 
-def _no_better(row: str, controls: Sequence[str], pairs: Sequence[Json]) -> str:
-    """Controls that a method does not beat in any measure that ranks."""
+def _no_better(
+    methods: Sequence[str], controls: Sequence[str], pairs: Sequence[Json]
+) -> dict[tuple[str, ...], list[str]]:
+    """Controls that a method beats in no measure that ranks -> the methods for which they are these."""
     ranked = [pair for pair in pairs if MEASURES[pair["measure"]].ranked]
-    alike = [
-        control
-        for control in controls
-        if not any(pair["better"] == row and {pair["a"], pair["b"]} == {row, control} for pair in ranked)
-    ]
-    return (
-        f"{row}: that it knows more of the network than {_listed(alike)}, which it beats in no measure."
-        if (alike and ranked)
-        else ""
-    )
+    won = {(pair["better"], row) for pair in ranked for row in (pair["a"], pair["b"])}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in methods if ranked else ():
+        alike = tuple(control for control in controls if (row, control) not in won)
+        if alike:
+            found.setdefault(alike, []).append(row)
+    return found
+
+
+def _with_values(names: Sequence[str], cells: Mapping[str, Json]) -> str:
+    return _listed([f"{row} ({cells[row]['mean']:.2f})" for row in names])
 
 
 def _why_open(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,10 @@ def judged(
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; engines are {', '.join(ENGINES)}")
     started, settings = time.monotonic(), preset_of(preset)
+    if getattr(network.module, "training", False):
+        raise ValueError(f"{network.name} is in training mode; call model.eval() first")
     rows, wanted = rows_of(methods, settings, seed), chosen(measures)
+    rows = [replace(row, method=network.bounded(row.method)) for row in rows]
     settings = settings.enough(len(rows))
     shown = album(network, photos, settings.photos)
     case = Case(network.module, shown.inputs, settings, wanted, seed, masks_of(network, masks, shown))

@@ -54,7 +54,7 @@ BOTH = PLACE + CLASS
 _ALL = (
     Measure(
         "insertion_blur",
-        "insertion, blurred",
+        "insertion (blurred)",
         "removal",
         "higher",
         WHERE,
@@ -64,7 +64,7 @@ _ALL = (
     ),
     Measure(
         "insertion_mean",
-        "insertion, mean colour",
+        "insertion (mean colour)",
         "removal",
         "higher",
         WHERE,
@@ -74,7 +74,7 @@ _ALL = (
     ),
     Measure(
         "deletion_blur",
-        "deletion, blurred",
+        "deletion (blurred)",
         "removal",
         "lower",
         WHERE,
@@ -84,7 +84,7 @@ _ALL = (
     ),
     Measure(
         "deletion_mean",
-        "deletion, mean colour",
+        "deletion (mean colour)",
         "removal",
         "lower",
         WHERE,
@@ -105,7 +105,7 @@ _ALL = (
     ),
     Measure(
         "road_most",
-        "ROAD, most relevant first",
+        "ROAD (most relevant first)",
         "removal",
         "lower",
         None,
@@ -115,7 +115,7 @@ _ALL = (
     ),
     Measure(
         "road_least",
-        "ROAD, least relevant first",
+        "ROAD (least relevant first)",
         "removal",
         "higher",
         None,
@@ -125,7 +125,7 @@ _ALL = (
     ),
     Measure(
         "road_accuracy",
-        "ROAD, accuracy",
+        "ROAD (accuracy)",
         "removal",
         "higher",
         None,
@@ -217,7 +217,7 @@ _ALL = (
     ),
     Measure(
         "randomisation_last",
-        "randomisation, all layers",
+        "randomisation (all layers)",
         "randomisation",
         "lower",
         None,
@@ -226,7 +226,7 @@ _ALL = (
     ),
     Measure(
         "randomisation_alone",
-        "randomisation, layer by layer",
+        "randomisation (layer by layer)",
         "randomisation",
         "lower",
         None,
@@ -235,7 +235,7 @@ _ALL = (
     ),
     Measure(
         "randomisation_floor",
-        "randomisation, floor",
+        "randomisation (floor)",
         "randomisation",
         None,
         None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rectgrad.experiments.parts import Parts
 from rectgrad.photos import cluster, files
@@ -105,12 +107,24 @@ def _on_ray(case: Case, worker: Worker, missing: Wanted) -> Done:
     """One task per chunk. A finished chunk is kept; Ray retries a task whose worker died."""
     gpu = case.device.type == "cuda"
     with cluster.session() as ray:
+        _send_code(ray, case, missing)
         shared = ray.put(case)
         task = ray.remote(_chunk).options(**({"num_gpus": 1} if gpu else {"num_cpus": 1}), max_retries=5)
         tasks = {task.remote(shared, chunk, units): (chunk, units) for chunk, units in missing.items()}
         for (chunk, units), values in cluster.as_completed(ray, tasks):
             for (unit, row), value in zip(units, values, strict=True):
                 yield chunk, unit, row, value
+
+
+def _send_code(ray: Any, case: Case, missing: Wanted) -> None:
+    """Sends the code of networks and methods that are not installed along with them: workers cannot import a
+    user's file."""
+    layers = case.model.modules() if isinstance(case.model, nn.Module) else [case.model]
+    methods = (row.method for units in missing.values() for _, row in units)
+    for name in {type(each).__module__ for each in (*layers, *methods)} - {"__main__"}:
+        place = getattr(sys.modules.get(name), "__file__", None)
+        if place and name.split(".")[0] != "rectgrad" and "site-packages" not in Path(place).parts:
+            ray.cloudpickle.register_pickle_by_value(sys.modules[name])
 
 
 def _chunk(case: Case, chunk: Chunk, units: list[tuple[str, Row]]) -> list[Values]:

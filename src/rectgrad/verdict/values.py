@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rectgrad.checks import are_probabilities
 from rectgrad.verdict.case import Case
 from rectgrad.verdict.measures import MEASURES
 from rectgrad.verdict.rows import Row
@@ -37,6 +38,9 @@ def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[s
         for name, why in case.unavailable.items()
         if MEASURES[name].needs != ("positions", "masks") or case.masks is not None
     ]
+    if case.has_classes and are_probabilities(case.outputs):
+        why = "its outputs look like probabilities; measures need the values before the softmax"
+        found.append({"kind": "network", "what": "the network", "why": why})
     for row in rows:
         own = {unit: chunks for (unit, name), chunks in computed.items() if name == row.name}
         errors = {

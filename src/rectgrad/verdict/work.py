@@ -8,7 +8,6 @@ removed.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from rectgrad import metrics
 from rectgrad.api import attribute, record_for
-from rectgrad.explanation import Network
+from rectgrad.engine.op import UnsupportedModelError
+from rectgrad.explanation.captures import Captures
 from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.kernels.device import out_of_memory
 from rectgrad.methods import Method
@@ -36,7 +36,8 @@ from rectgrad.verdict.rows import Row, is_gradient
 
 Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
 UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of methods and photos
-MATCHED = ("insertion_blur", "deletion_blur", "gini", "total_variation")  # measures of matched comparisons
+MATCHED = ("insertion_blur", "deletion_blur", "gini")  # measures of matched comparisons
+PERTURBED = 50  # photos for occlusion and RISE at most
 SIDE = 14  # of the coarse maps in which methods are compared photo by photo
 
 
@@ -45,7 +46,7 @@ class Worker:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.network = Network.of(case.model)
+        self.captures = Captures()  # of the network, where there is a GPU
 
     def units(self, rows: list[Row], chunk: Chunk) -> Iterator[tuple[str, Row]]:
         """The units of a chunk, those of one row together."""
@@ -62,23 +63,19 @@ class Worker:
     def photos(self, unit: str, row: Row) -> int:
         """How many photos, or composites, of a row a unit is computed for."""
         preset = self.case.preset
-        n = len(self.case.inputs)
         if unit in ("grid", "matched"):
             return preset.composites if unit == "grid" else preset.matched
-        if unit in ("stability", "randomisation"):
-            given = (
-                0 if isinstance(row.method, Perturbation) else preset.photos_for(row.method, repeated=True)
-            )
-            return min(n, given)
-        if unit in ("removal", "effects"):
-            return min(n, preset.evaluated, preset.photos_for(row.method))
-        return min(n, preset.photos_for(row.method))
+        repeated = unit in ("stability", "randomisation")
+        given = preset.photos_for(row.method, repeated)
+        if isinstance(row.method, Perturbation):
+            given = 0 if repeated else min(given, PERTURBED)
+        return min(given, preset.evaluated) if unit in ("removal", "effects") else given
 
     def opened(self, chunk: Chunk) -> Photos:
         return Photos(self, chunk)
 
     def close(self) -> None:
-        self.network.close()
+        self.captures.release()
 
     @functools.cached_property
     def randomised(self) -> list[tuple[str, Any]]:
@@ -101,7 +98,7 @@ class Worker:
         if len(inputs) <= size:
             try:
                 with WarningLog(quiet=True):
-                    return self._maps(self.network.bounded(method), inputs, targets, model)
+                    return self._maps(method, inputs, targets, model)
             except Exception as error:
                 if not out_of_memory(error) or len(inputs) == 1:
                     raise
@@ -119,7 +116,7 @@ class Worker:
         network = self.case.model if model is None else model
         if not (method.one_backward and method.runs_model):
             return [attribute(network, inputs, method, target) for target in targets]
-        replayed = self.network.replay(inputs, method, targets[0]) if model is None else None
+        replayed = self.captures.replay(network, inputs, method, targets[0]) if model is None else None
         kept = record_for(network, inputs, method) if replayed is None else replayed
         return [kept.attribute(method, target) for target in targets]
 
@@ -130,7 +127,7 @@ class Photos:
     def __init__(self, worker: Worker, chunk: Chunk) -> None:
         case = worker.case
         self.worker, self.case, self.chunk = worker, case, chunk
-        self.rows: dict[str, tuple[list[Tensor], float]] = {}  # maps by digest, and the seconds they took
+        self.rows: dict[str, list[Tensor]] = {}  # maps of methods by their digest
         self.shared: dict[str, Replayed] = {}
         self.done: dict[tuple[str, str], Values] = {}
         rows = slice(chunk.start, chunk.stop)
@@ -166,7 +163,7 @@ class Photos:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            return {"error": " ".join(str(error).split()) or type(error).__name__}
+            return {"error": _reason(error)}
         undefined = self.zero(row) & (unit != "grid")  # where a zero map scores 0
         return {
             key: torch.where(undefined, torch.nan, value.double().cpu()).tolist()
@@ -176,7 +173,7 @@ class Photos:
         }
 
     def maps(self, row: Row) -> Tensor:
-        return self._both(row)[0][0]
+        return self.both(row)[0]
 
     def forget(self, row: Row) -> None:
         """Frees the maps of a row."""
@@ -186,23 +183,19 @@ class Photos:
         """Whether the map of a photo is zero everywhere."""
         return (self.maps(row).flatten(1) == 0).all(1).cpu()
 
-    def _both(self, row: Row) -> tuple[list[Tensor], float]:
-        """The maps of the photos' classes and of their least likely classes, and the seconds of the first."""
+    def both(self, row: Row) -> list[Tensor]:
+        """The maps of the photos' classes and, for specificity, of their least likely classes."""
         if row.digest not in self.rows and isinstance(row.method, Matched):
             base = self.maps(Row(row.name, row.method.over))
-            self.rows[row.digest] = [row.method.processed(base, self.inputs)], 0.0
+            self.rows[row.digest] = [row.method.processed(base, self.inputs)]
         if row.digest not in self.rows:
             second = not self.chunk.composite and "specificity" in self.case.wanted("maps")
             second = second and (is_cheap(row.method) or self.chunk.stop <= self.case.preset.costly_repeated)
             targets = (self.target, self.least) if second else (self.target,)
-            started = time.perf_counter()
             found = self.worker.maps(row.method, self.inputs, *targets)
-            if self.inputs.device.type == "cuda":
-                torch.cuda.synchronize(self.inputs.device)
-            seconds = time.perf_counter() - started
             if not all(bool(each.isfinite().all()) for each in found):
                 raise ValueError("a map has values that are NaN or infinite")
-            self.rows[row.digest] = found, seconds
+            self.rows[row.digest] = found
         return self.rows[row.digest]
 
     def probabilities(self, images: Tensor) -> Tensor:
@@ -267,9 +260,9 @@ class Replayed:
 
 
 def _maps(photos: Photos, row: Row) -> Values:
-    maps, wanted = photos.maps(row), photos.case.wanted("maps")
-    both, seconds = photos._both(row)
-    found: Values = {"seconds": seconds / len(maps), "zero": int(photos.zero(row).sum())}
+    both, wanted = photos.both(row), photos.case.wanted("maps")
+    maps = both[0]
+    found: Values = {"zero": int(photos.zero(row).sum())}
     simple: dict[str, Callable[[Tensor], Tensor]] = {
         "gini": metrics.gini,
         "zero_share": metrics.zero_share,
@@ -311,8 +304,7 @@ def _curve(name: str, photos: Photos, maps: Tensor) -> Tensor:
 
 def _matched(photos: Photos, row: Row) -> Values:
     maps = photos.maps(row)
-    sparsity = {"gini": metrics.gini(maps), "total_variation": metrics.total_variation(maps, normalize=True)}
-    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | sparsity
+    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | {"gini": metrics.gini(maps)}
 
 
 def _effects(photos: Photos, row: Row) -> Values:
@@ -367,13 +359,13 @@ def _randomisation(photos: Photos, row: Row) -> Values:
     similarity = metrics.randomisation(maps, others)
     cascade = similarity[:, [kind == "cascading" for kind in kinds]]
     found = {
-        "randomisation": cascade.mean(1),
+        "randomisation": cascade.nanmean(1),  # without stages whose map is constant
         "randomisation_last": cascade[:, -1],
         "randomisation_floor": _unrelated(functools.partial(metrics.rank_correlation, absolute=True), maps),
         "stages": cascade.nanmean(0).tolist(),
     }
     if "alone" in kinds:
-        found["randomisation_alone"] = similarity[:, [kind == "alone" for kind in kinds]].mean(1)
+        found["randomisation_alone"] = similarity[:, [kind == "alone" for kind in kinds]].nanmean(1)
     return found
 
 
@@ -391,6 +383,13 @@ _COMPUTE: dict[str, Callable[[Photos, Row], Values]] = {
     "grid": _grid,
     "matched": _matched,
 }
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error as one line, with its type if the message alone may not say enough."""
+    message = " ".join(str(error).split())
+    expected = isinstance(error, (ValueError, TypeError, UnsupportedModelError)) and message
+    return message if expected else f"{type(error).__name__}: {message}"
 
 
 def _given(masks: Tensor | None) -> Tensor:

@@ -9,10 +9,11 @@ from rectgrad.explanation.trust import LOW
 from rectgrad.verdict.answers import ignores_weights, unspecific
 
 Json = dict[str, Any]
+_KEY = " ".join(f'<span class="key {kind}">{kind}</span>' for kind in ("won", "tied", "lost"))
 _HEAD = (
     "",
     "method",
-    "comparisons won, tied and lost",
+    f"comparisons {_KEY} in %",
     "depends on the class",
     "depends on the weights",
     "time",
@@ -22,7 +23,7 @@ _HEAD = (
 def leaderboard(record: Json) -> str:
     head = "".join(f"<th>{each}</th>" for each in _HEAD)
     lines = "".join(_line(record, place, name) for place, name in enumerate(record["ranks"]["order"], 1))
-    compared = [e["title"] for e in record["measures"].values() if e["question"]]
+    compared = [record["measures"][name]["title"] for name in record["ranks"]["by_measure"]]
     note = (
         f"Each row is compared with every other row in {', '.join(compared)}. A comparison is won if the "
         "paired difference is significant at 5 % after Holm's correction. Depends on the class: "

@@ -134,14 +134,14 @@ def _table(head: Sequence[str], lines: Sequence[tuple[bool, Sequence[str]]]) -> 
 
 def _shaded(rank: int | None, low: int, high: int) -> str:
     if rank is None:
-        return "<td>–</td>"
+        return '<td class="centred">–</td>'
     strength = 0 if high == low else (high - rank) / (high - low)
     return f'<td class="shade" style="--s:{strength:.2f}">{rank}</td>'
 
 
 def _correlation(value: float | None, same: bool) -> str:
     if value is None or same:
-        return "<td>–</td>"
+        return '<td class="centred">–</td>'
     return f'<td class="shade" style="--s:{max(value, 0):.2f}">{value:.2f}</td>'
 
 
@@ -150,7 +150,7 @@ def _cell(cell: Json | None, best: bool) -> str:
         return "<td>–</td>"
     star = " ★" if best else ""
     interval = f"{number(cell['low'])} to {number(cell['high'])}, n {cell['n']}"
-    return f"<td>{number(cell['mean'])}{star} <small>{interval}</small></td>"
+    return f"<td>{number(cell['mean'])}{star}<br><small>{interval}</small></td>"
 
 
 def _best(pairs: Sequence[Json], measure: str, row: str) -> bool:
