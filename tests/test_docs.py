@@ -281,3 +281,16 @@ def test_the_api_page_has_a_row_for_every_parameter(name):
     section = re.search(rf"^::: [\w.]+\.{name}\n(.*?)^:::", text, flags=re.DOTALL | re.MULTILINE)[1]
     cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
     assert re.findall(r"\w+", " ".join(cells)) == list(inspect.signature(getattr(rectgrad, name)).parameters)
+
+
+def test_the_page_of_questions_shows_the_verdict():
+    verdict = json.loads((ROOT / "results/verdicts/efficientnet_lite0/verdict.json").read_text())
+    text = (ROOT / "docs/which-method.md").read_text()
+    measures = ("insertion_blur", "deletion_blur", "road", "grid_pointing", "specificity")
+    for row in verdict["ranks"]["order"]:
+        name = f"control `{row}`" if row in verdict["controls"] else f"`{row}`"
+        cells = " | ".join(f"{verdict['table'][measure][row]['mean']:.2f}" for measure in measures)
+        assert f"| {name} | {cells} |" in text
+    for question, answer in verdict["answers"].items():
+        line = next(line for line in text.splitlines() if line.startswith(f'| "{question}"'))
+        assert all(f"`{method}`" in line for method in answer)
