@@ -5,6 +5,7 @@ A block is left out only by a line `<!-- not run: reason -->` before it; few may
 
 import importlib
 import inspect
+import json
 import re
 import runpy
 import shlex
