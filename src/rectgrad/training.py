@@ -1,12 +1,14 @@
-"""The training loop: Adam over batches in file order; deterministic for a given seed, and resumable.
+"""The training loop; deterministic for a given seed, and resumable.
 
-The paper's setting (section 4): 20 epochs, batches of 100, learning rate 0.001, no augmentation.
+The paper's setting (section 4) is the default: Adam over batches in file order, 20 epochs, batches of 100,
+learning rate 0.001, no augmentation. PLANS also has the settings of a residual network and a transformer.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,23 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rectgrad.data import Images, digest_of, scaled
 from rectgrad.data.fetch import Progress, no_progress
 from rectgrad.models.cifar import CifarCNN
+from rectgrad.models.resnet import CifarResNet
+from rectgrad.models.vit import CifarViT
 from rectgrad.photos import files
+
+# name -> the network for a number of classes
+ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
+    "cnn": CifarCNN,
+    "resnet": CifarResNet,
+    "vit": CifarViT,
+}
+WARM_UP = 0.2  # share of the steps in which a one-cycle learning rate rises
+SHIFT = 4  # pixels, in each direction
 
 
 @dataclass(frozen=True)
@@ -32,13 +46,40 @@ class Plan:
     rate: float = 1e-3
     seed: int = 0
     device: str = "cpu"
+    arch: str = "cnn"
+    decay: float = 0.0  # weight decay, apart from the gradient (AdamW)
+    smoothing: float = 0.0  # of the labels
+    erase: int = 0  # side of a square that is erased from each augmented image
+    augment: bool = False  # in random order, shifted and mirrored at random
+    one_cycle: bool = False  # the learning rate rises from zero to `rate`, then falls to zero
+    bfloat16: bool = False  # mixed precision on a GPU
 
     def __post_init__(self) -> None:
+        if self.arch not in ARCHITECTURES:
+            raise ValueError(
+                f"unknown architecture {self.arch!r}; architectures are {', '.join(ARCHITECTURES)}"
+            )
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be positive, not {self.rate}")
+
+    @property
+    def precision(self) -> torch.autocast:
+        """The context of the forward pass."""
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.bfloat16 and kind == "cuda")
+
+
+_MODERN: dict[str, Any] = {"smoothing": 0.1, "augment": True, "one_cycle": True, "bfloat16": True}
+
+# architecture -> its usual plan
+PLANS: dict[str, Plan] = {
+    "cnn": Plan(),
+    "resnet": Plan(epochs=40, batch=256, rate=3e-3, arch="resnet", decay=0.2, erase=8, **_MODERN),
+    "vit": Plan(epochs=100, batch=512, rate=1e-3, arch="vit", decay=0.1, erase=16, **_MODERN),
+}
 
 
 @dataclass
@@ -46,7 +87,7 @@ class Run:
     """The state of a training run: the network, its optimiser and the losses so far."""
 
     module: nn.Module
-    optimiser: torch.optim.Adam
+    optimiser: torch.optim.AdamW  # without weight decay it is Adam, to the last bit
     losses: list[float] = field(default_factory=list)  # mean of each finished epoch
 
     @property
@@ -58,9 +99,9 @@ def fresh(plan: Plan, classes: int = 10) -> Run:
     """A network with initial weights from the seed, which are the same on every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
-        module = CifarCNN(classes)
+        module = ARCHITECTURES[plan.arch](classes)
     module = module.to(plan.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Run(module, torch.optim.Adam(module.parameters(), lr=plan.rate))
+    return Run(module, torch.optim.AdamW(module.parameters(), lr=plan.rate, weight_decay=plan.decay))
 
 
 def train(
@@ -71,8 +112,8 @@ def train(
     classes: int = 10,
     progress: Progress = no_progress,
 ) -> Run:
-    """Trains the paper's CNN. A `checkpoint` is written after each epoch; training resumes from it if it has
-    the same plan and data."""
+    """Trains the plan's network. A `checkpoint` is written after each epoch; training resumes from it if it
+    has the same plan and data."""
     data = digest_of(images)
     run = (load_checkpoint(checkpoint, plan, data, classes) if checkpoint else None) or fresh(plan, classes)
     x, y = scaled(images.pixels).to(plan.device), torch.from_numpy(images.labels).to(plan.device)
@@ -86,24 +127,63 @@ def train(
     return run
 
 
-def deterministic() -> AbstractContextManager[None]:
-    """Makes cuDNN deterministic, in full float32, within the context. Has no effect on other devices."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Makes cuDNN and attention deterministic, cuDNN in full float32, within the context. Has no effect on
+    other devices."""
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with flags, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def one_epoch(run: Run, x: Tensor, y: Tensor, plan: Plan) -> float:
-    """Trains one epoch in the order of the data and returns the mean loss."""
+    """Trains one epoch and returns the mean loss."""
     run.module.train()
-    total = torch.zeros((), device=plan.device)
-    for start in range(0, len(x), plan.batch):
-        rows = slice(start, start + plan.batch)
-        inputs = x[rows].to(memory_format=torch.channels_last)
-        loss = F.cross_entropy(run.module(inputs), y[rows])
+    total, done = torch.zeros((), device=plan.device), 0
+    for inputs, labels in batches(x, y, plan, run.epoch):
+        if plan.one_cycle:
+            share = (run.epoch + (done + len(inputs) / 2) / len(x)) / plan.epochs
+            run.optimiser.param_groups[0]["lr"] = plan.rate * one_cycle(share)
+        with plan.precision:
+            loss = F.cross_entropy(run.module(inputs), labels, label_smoothing=plan.smoothing)
         run.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         run.optimiser.step()
         total += loss.detach() * len(inputs)
+        done += len(inputs)
     return float(total) / len(x)
+
+
+def one_cycle(done: float) -> float:
+    """The factor of the learning rate after the share `done` of the training."""
+    return min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
+
+
+def batches(x: Tensor, y: Tensor, plan: Plan, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an epoch: in the order of the data, or augmented. The random numbers depend only on the
+    plan's seed and the epoch."""
+    if not plan.augment:
+        for start in range(0, len(x), plan.batch):
+            rows = slice(start, start + plan.batch)
+            yield x[rows].to(memory_format=torch.channels_last), y[rows]
+        return
+    random = torch.Generator().manual_seed(1_000_003 * plan.seed + epoch)
+    for order in torch.randperm(len(x), generator=random).split(plan.batch):
+        where = order.to(x.device)
+        yield augmented(x[where], torch.rand(5, len(order), 1, generator=random), plan.erase), y[where]
+
+
+def augmented(x: Tensor, random: Tensor, erase: int) -> Tensor:
+    """Each image shifted, mirrored or not, and with a square set to zero, in channels-last format. `random`:
+    (5, N, 1) numbers in 0..1 for the shifts, the mirroring, and the centre of the square."""
+    side, line = x.shape[-1], torch.arange(x.shape[-1], device=x.device)
+    random = random.to(x.device)
+    down, right = (random[:2] * (2 * SHIFT + 1)).long()
+    rows, columns = line + down, torch.where(random[2] < 0.5, line.flip(0), line) + right
+    images = torch.arange(len(x), device=x.device)[:, None, None]
+    found = F.pad(x, (SHIFT,) * 4)[images, :, rows[:, :, None], columns[:, None]]  # (N, side, side, channels)
+    near = (line - random[3:] * side).abs() < erase / 2
+    return found.masked_fill((near[0][:, :, None] & near[1][:, None])[..., None], 0).permute(0, 3, 1, 2)
 
 
 @torch.no_grad()
@@ -164,5 +244,8 @@ def _like(saved: Tensor, parameter: Tensor, key: str) -> Tensor:
 
 
 def _resumable_settings(plan: dict[str, Any]) -> dict[str, Any]:
-    """The settings that must match to resume: the number of epochs and the device may change."""
-    return {key: value for key, value in plan.items() if key not in ("epochs", "device")}
+    """The settings that must match to resume: the device may change, and the number of epochs too unless the
+    learning rate depends on it. Settings that a file lacks have their default."""
+    plan = asdict(Plan()) | plan
+    free = {"device"} if plan["one_cycle"] else {"device", "epochs"}
+    return {key: value for key, value in plan.items() if key not in free}

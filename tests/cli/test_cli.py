@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,38 @@ def test_every_command_has_help_that_ends_in_an_example(run):
     assert all(command in out for command in COMMANDS)
 
 
+TWICE = """
+import os, signal, sys, time
+from rectgrad import cli
+
+def work(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    finally:  # cleaning up takes long
+        if sys.argv[1] == "twice":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+
+cli.app = work
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("times", ["once", "twice"])
+def test_a_second_interrupt_prints_no_traceback(times):
+    done = subprocess.run([sys.executable, "-c", TWICE, times], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 130
+    assert done.stderr == (
+        "" if times == "twice" else "rectgrad: interrupted; run the same command again to resume\n"
+    )
+
+
+def test_the_interrupt_of_the_caller_comes_back(run):
+    run("--help")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_help_answers_without_torch():
     script = (
         "import sys; sys.argv = ['rectgrad', '--help']\n"
@@ -131,6 +164,36 @@ def test_help_answers_without_torch():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
     assert "explain" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("explain", None, "PASSIVE"),
+        ("layers", "ACTIVE", "ACTIVE"),
+        ("bench", None, None),
+    ],
+)
+def test_commands_over_photos_let_waiting_threads_sleep(run, monkeypatch, command, given, expected):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    run(command, "--help")
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+def test_the_settings_of_the_process_precede_torch():
+    script = (
+        "import os, sys; sys.argv = ['rectgrad', 'explain', '--help']\n"
+        "from rectgrad import cli\n"
+        "tune, seen = cli._tune_process, []\n"
+        "cli._tune_process = lambda: (seen.append('torch' in sys.modules), tune())\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(seen, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[False] True"
 
 
 def test_attributing_pulls_in_no_heavy_package():

@@ -51,6 +51,8 @@ def accepted(monkeypatch):
     """Makes the checks accept the generated images as CIFAR-10."""
     digests = {part: digest_of(images) for part, images in made_up().items()}
     monkeypatch.setattr(cifar10, "DIGESTS", digests)
+    official = {name: hashlib.md5(content).hexdigest() for name, content in official_files().items()}
+    monkeypatch.setattr(cifar10, "BATCH_DIGESTS", official)
 
 
 def batches() -> dict[str, Images]:
@@ -59,14 +61,42 @@ def batches() -> dict[str, Images]:
     return {**cut, "test_batch": test}
 
 
-def official_files() -> dict[str, bytes]:
-    def pickled(images: Images) -> bytes:
-        data = images.pixels.transpose(0, 3, 1, 2).reshape(-1, 3072)
-        return pickle.dumps({b"data": data, b"labels": images.labels.tolist()}, protocol=2)
+def string(content: bytes) -> bytes:
+    """A string as Python 2 pickles it."""
+    size = len(content)
+    return (b"U" + bytes([size]) if size < 256 else b"T" + size.to_bytes(4, "little")) + content
 
-    found = {name: pickled(images) for name, images in batches().items()}
-    # Python 2 wrote the archive, and numpy was laid out otherwise then.
-    return {name: content.replace(b"numpy._core", b"numpy.core") for name, content in found.items()}
+
+ARRAY = (  # an array of 10,000 x 3072 bytes, up to its content
+    b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09(K\x01M\x10'"
+    b"M\x00\x0c\x86cnumpy\ndtype\nq\nU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+    b"K\x00tb\x89"
+)
+
+
+def official_batch(images: Images) -> bytes:
+    """As the official archive has them: a pickle that Python 2 wrote."""
+    data = images.pixels.transpose(0, 3, 1, 2).tobytes()
+    labels = b"".join(b"K" + bytes([label]) for label in images.labels)
+    head = (
+        b"\x80\x02}q\x01(" + string(b"batch_label") + b"q\x02" + string(b"training batch 1 of 5") + b"q\x03"
+    )
+    names = string(b"filenames") + b"q\x0c]q\r(" + string(b"tabby_s_000001.png") + b"q\x0ee"
+    listed = string(b"labels") + b"q\x04]q\x05(" + labels + b"e"
+    return head + listed + string(b"data") + b"q\x06" + ARRAY + string(data) + b"tb" + names + b"u."
+
+
+@functools.cache
+def official_files() -> dict[str, bytes]:
+    return {name: official_batch(images) for name, images in batches().items()}
+
+
+def test_the_official_form_is_a_pickle():
+    """What the tests write can be loaded by pickle itself, with the same content."""
+    images = batches()["test_batch"]
+    found = pickle.loads(official_batch(images), encoding="bytes")
+    assert found[b"labels"] == images.labels.tolist()
+    assert (found[b"data"] == images.pixels.transpose(0, 3, 1, 2).reshape(-1, 3072)).all()
 
 
 def package_files() -> dict[str, bytes]:
@@ -147,14 +177,40 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
+def object_array() -> bytes:
+    """An array of objects from raw bytes: unpickled, numpy would follow them as pointers."""
+    return official_batch(batches()["test_batch"]).replace(b"U\x02u1", b"U\x02O8")
+
+
+@pytest.mark.parametrize(
+    "content", [pickle.dumps({b"data": Evil()}), pickle.dumps({b"data": Evil()}, protocol=2), b"\x80\x02}."]
+)
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "with the right md5"])
+def test_a_pickle_that_would_run_code_does_not(content, known, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "test_batch").write_bytes(pickle.dumps({b"data": Evil()}))
-    for i in range(1, 6):
-        (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps({b"data": Evil()}))
-    with pytest.raises(DataUnavailableError, match="is not allowed in CIFAR-10"):
+    for name in cifar10.BATCH_DIGESTS:
+        (tmp_path / name).write_bytes(content)
+    if known:
+        digest = hashlib.md5(content).hexdigest()
+        monkeypatch.setattr(cifar10, "BATCH_DIGESTS", dict.fromkeys(cifar10.BATCH_DIGESTS, digest))
+    words = "is not a CIFAR-10 batch" if known else "its md5 differs"
+    with pytest.raises(DataUnavailableError, match=words):
         cifar10.install(str(tmp_path))
     assert not (tmp_path / "evil").exists()
+
+
+def test_an_array_of_objects_is_read_as_bytes():
+    content = object_array()
+    data, _ = cifar10._batch(content, "test_batch")
+    assert data.dtype == np.uint8
+    assert data.shape == (10_000, 3072)
+
+
+def test_nothing_is_parsed_before_its_digest_is_right(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "_batch", lambda *_: pytest.fail("parsed"))
+    folder = written("official", tmp_path, packed=False)
+    with pytest.raises(DataUnavailableError, match="data_batch_1 is not the official"):
+        cifar10.install(str(folder))
 
 
 def test_pixels_are_scaled_as_the_paper_does():

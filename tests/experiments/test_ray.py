@@ -18,12 +18,12 @@ from rectgrad.experiments import lab, roar_kar
 from rectgrad.experiments.reproduce import reproduce
 from rectgrad.photos import cluster
 
-SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(600, 1), shapes.generate(60, 2))
+SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(300, 1), shapes.generate(60, 2))
 NUMBERS = {
     "methods": ["saliency"],
     "fractions": [0.1, 0.9],
     "seeds": 1,
-    "retraining": {"pictures": 500, "epochs": 2},
+    "retraining": {"pictures": 200, "epochs": 1},
 }
 
 

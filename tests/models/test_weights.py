@@ -81,3 +81,16 @@ def test_training_checkpoints_are_understood(tmp_path, key):
     torch.save({key: state, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "w.pt")
     model = load("cifar10_cnn", weights=tmp_path / "w.pt")
     assert torch.equal(model.module.dense1.weight, made.dense1.weight)
+
+
+@pytest.mark.parametrize("state", [{0: torch.zeros(2)}, {"0.weight": torch.zeros(2, device="meta")}])
+def test_keys_are_names_and_tensors_have_values(state, tmp_path):
+    torch.save(state, tmp_path / "w.pt")
+    refused(tmp_path / "w.pt", "does not contain a state dict")
+
+
+@pytest.mark.any_torch
+def test_a_torch_that_could_run_code_reads_no_pickles(tmp_path, monkeypatch):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "w.pt")
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    refused(tmp_path / "w.pt", r"torch 2.5.1\+cpu could run code in a .pt or .pth file; update torch")

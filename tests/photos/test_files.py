@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from skimage.metrics import structural_similarity
 
+from rectgrad import photos
 from rectgrad.photos import files
 from rectgrad.photos.stream import batches, prefetch
 
@@ -180,3 +181,46 @@ def test_names_never_lead_out_of_the_results(tmp_path, monkeypatch):
     found = files.sources(["folder/../photo.png", "photo.png", "folder/photo.png"])
     assert len(found) == len({source.name for source in found}) == 2
     assert not any(".." in Path(source.name).parts or Path(source.name).is_absolute() for source in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+def test_names_that_cannot_be_read_do_not_stop_the_others(tmp_path):
+    """A loop of links, a link to a pipe, a folder called like a picture, bytes that are no text."""
+    folder, out = tmp_path / "photos", tmp_path / "out"
+    (folder / "b.png").mkdir(parents=True)
+    for name in (
+        b"b.jpg",
+        b"caf\xe9.jpg",
+        b"n\n.jpg",
+        b"-x.jpg",
+        b"a" * 251 + b".jpg",
+        b"b.png/in.jpg",
+    ):
+        Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).touch()
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    os.mkfifo(tmp_path / "pipe")
+    (folder / "pipe.jpg").symlink_to(tmp_path / "pipe")
+    found = files.sources([str(folder)], exclude=out)
+    assert len(found) == 8
+    assert len({each.name for each in found}) == 8
+    for name in ("loop.jpg", "pipe.jpg"):
+        with pytest.raises(photos.UnreadableImageError, match=name):
+            photos.read(folder / name)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(os, "fsync", lambda number: calls.append("sync"))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
+    files.save_text("text", tmp_path / "a.txt")
+    assert calls == ["sync", "rename"]
+
+
+@pytest.mark.parametrize("name", ["9" * 20, "²", "٣", "-1", "", "1e3"])
+def test_a_planted_name_is_no_process(name, tmp_path):
+    assert not files.ended(name)
+    planted = tmp_path / f".a.png.{name}.part"
+    planted.touch()
+    files.remove_partial_files(tmp_path)
+    assert planted.exists()

@@ -4,6 +4,7 @@ import os
 import unicodedata
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,17 @@ def test_a_name_that_the_command_uses_itself(tmp_path):
     touch(tmp_path, "compare.jpg")
     [source] = files.sources([str(tmp_path)], reserved=["compare"])
     assert source.name == "compare.jpg"
+
+
+@pytest.mark.parametrize("name", ["con", "NUL", "com1.old", "aux "])
+def test_names_of_devices(name):
+    [found] = unique_names([(Path(f"{name}.jpg"), Path(f"{name}.jpg"))])
+    assert found.endswith("_")
+    [inside] = unique_names([(Path(name, "a.jpg"), Path(name, "a.jpg"))])
+    assert inside == f"{name}_/a"
+
+
+@pytest.mark.parametrize("name", ["ends.", "ends "])
+def test_folders_do_not_end_in_dots_or_spaces(name):
+    [found] = unique_names([(Path(name, "a.jpg"), Path(name, "a.jpg"))])
+    assert found == f"{name}_/a"

@@ -109,6 +109,25 @@ def test_what_is_no_image_says_so(tmp_path, content, words):
         photos.read(path)
 
 
+@pytest.mark.parametrize("name", ["photo.jpg", "photo.eps", "photo.png"])
+def test_postscript_is_not_interpreted(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    path = tmp_path / name
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    with pytest.raises(photos.UnreadableImageError, match="not an image, or not in a supported format"):
+        photos.read(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_picture_of_floats_that_are_not_finite_says_so(value, tmp_path):
+    values = np.zeros((8, 8), np.float32)
+    values[3, 3] = value
+    path = tmp_path / "float.tif"
+    Image.fromarray(values).save(path)
+    with pytest.raises(photos.UnreadableImageError, match=r"float\.tif: contains NaN or an infinity"):
+        photos.read(path)
+
+
 def test_a_truncated_file_says_so(tmp_path):
     path = tmp_path / "cut.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)

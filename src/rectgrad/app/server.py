@@ -75,7 +75,7 @@ class TemporaryFolder:
     def __init__(self) -> None:
         for folder in Path(tempfile.gettempdir()).glob("rectgrad-app-*"):
             owner = folder.name.split("-")[2]
-            if owner.isdigit() and not files.alive(int(owner)):  # other names are not ours
+            if files.ended(owner):  # other names are not ours
                 shutil.rmtree(folder, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=f"rectgrad-app-{os.getpid()}-"))
         self._stop = threading.Event()

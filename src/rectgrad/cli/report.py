@@ -14,7 +14,7 @@ from rectgrad.cli import options as shared
 from rectgrad.cli.index import Index
 from rectgrad.cli.progress import evaluating, progress
 from rectgrad.cli.run import Json, Plan, run
-from rectgrad.photos import files
+from rectgrad.photos import files, reading
 from rectgrad.photos.files import Source
 
 
@@ -70,10 +70,7 @@ def report_sheets(plan: Plan, outcome: Outcome, as_json: bool, together: Path | 
 
 def _stacked(paths: list[Path]) -> Image.Image:
     """The pictures in these files, one below the other."""
-    pictures = []
-    for path in paths:
-        with Image.open(path) as picture:
-            pictures.append(picture.convert("RGB"))
+    pictures = [reading.read(path) for path in paths]
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     page = Image.new("RGB", (width, height), pictures[0].getpixel((0, 0)) or image.PAGE[False])
     y = 0

@@ -19,7 +19,7 @@ from PIL import Image
 
 from rectgrad.data import cifar10, fetch
 from rectgrad.data.dataset import DataUnavailableError, Images, cache
-from rectgrad.photos import files
+from rectgrad.photos import files, reading
 
 ADDRESS = "https://github.com/1202kbs/Rectified-Gradient/raw/master/CIFAR10_mask.tar"
 LARGEST = 16 * 2**20  # bytes of an image in the archive
@@ -81,8 +81,8 @@ def read(archive: Path) -> list[Pair]:
         key = _key(name)
         if key is not None:
             try:
-                picture = Image.open(io.BytesIO(content)).convert("L" if "mask" in name else "RGB")
-            except (OSError, ValueError, Image.DecompressionBombError) as error:
+                picture = reading.decode(io.BytesIO(content)).convert("L" if "mask" in name else "RGB")
+            except (OSError, ValueError, SyntaxError) as error:
                 raise DataUnavailableError(f"{name} in {str(archive)!r} is not an image ({error})") from error
             small = np.asarray(picture.resize((32, 32), Image.Resampling.LANCZOS))
             if "mask" in name:

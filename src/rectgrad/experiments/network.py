@@ -1,4 +1,4 @@
-"""Trains the paper's CNN and writes its weights and a training record."""
+"""Trains a small network and writes its weights and a training record."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def without_tensors(trace: Trace) -> Trace:
     """A copy that names each op's rule and keeps no activations, which would fill the memory."""
     light = copy.copy(trace)
     light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
-    light.hidden = {}
+    light.hidden, light.conservation = {}, None  # it would hold the batch
     return light
 
 

@@ -184,10 +184,11 @@ class Scale:
 
     def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         if type(R) is Sparse:
-            return R.scaled(self._scale()), "sparse"
+            return R.scaled(self.scale()), "sparse"
         return self._dense(R), "dense"
 
-    def _scale(self) -> Tensor:
+    def scale(self) -> Tensor:
+        """One number for each channel."""
         variance, weight = self._variance.value, self._weight.value
         if _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self._eps)

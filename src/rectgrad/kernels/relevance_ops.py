@@ -226,9 +226,8 @@ class Layer:
     @cached_property
     def scale(self) -> Tensor | None:
         """Of each output channel, by the batch norm."""
-        norm = self.place.after[-1] if self.place.after else self.itself
-        scales = self.place.after and norm.linear is not None
-        return wide(_back(norm, self._by_channel(1).clone()).flatten()) if scales else None
+        norm = self.place.after[-1].linear if self.place.after else None
+        return None if norm is None else wide(norm.scale())
 
     def _by_channel(self, value: Any) -> Tensor:
         """A number, or one for each output channel, in a shape that broadcasts to the output."""

@@ -13,9 +13,10 @@ from torch import Tensor
 from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
 from rectgrad.engine.facts import Finder
-from rectgrad.engine.op import Op, Rules, per_sample
+from rectgrad.engine.op import Op, Rules
 from rectgrad.engine.request import Request
 from rectgrad.engine.torch_private import map_tensors
+from rectgrad.kernels.reference import per_sample
 from rectgrad.kernels.relevance_ops import COMPOSITES, Account, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option

@@ -26,7 +26,19 @@ MODELS: dict[str, Source] = {
         "EfficientNet-Lite0 on ImageNet: 1000 classes, 224×224 pixels, small and fast",
         builtin.INSTALL,
         "imagenet",
-        builtin.efficientnet_lite0,
+        builtin.efficientnet_lite,
+    ),
+    "efficientnet_lite1": Source(
+        "EfficientNet-Lite1 on ImageNet: 1000 classes, 240×240 pixels",
+        builtin.INSTALL_ALL,
+        "imagenet-all",
+        builtin.efficientnet_lite,
+    ),
+    "efficientnet_lite2": Source(
+        "EfficientNet-Lite2 on ImageNet: 1000 classes, 260×260 pixels",
+        builtin.INSTALL_ALL,
+        "imagenet-all",
+        builtin.efficientnet_lite,
     ),
     "inception_v4": Source(
         "Inception-v4 on ImageNet, the network of the paper's photographs: 1000 classes, 299×299 pixels",
@@ -38,13 +50,22 @@ MODELS: dict[str, Source] = {
         "the paper's CNN on CIFAR-10: 10 classes, 32×32 pixels",
         "included in rectgrad",
         None,
-        builtin.cifar10_cnn,
+        builtin.cifar10,
     ),
     "cifar10_cnn_patch": Source(
         "the same, trained on images with a patch of noise in their upper left corner",
         "included in rectgrad",
         None,
-        builtin.cifar10_cnn,
+        builtin.cifar10,
+    ),
+    "cifar10_resnet": Source(
+        "a small ResNet on CIFAR-10: 10 classes, 32×32 pixels", "included in rectgrad", None, builtin.cifar10
+    ),
+    "cifar10_vit": Source(
+        "a small vision transformer on CIFAR-10: 10 classes, 32×32 pixels",
+        "included in rectgrad",
+        None,
+        builtin.cifar10,
     ),
     "timm:NAME": Source("any classifier from timm", "pip install 'rectgrad[timm]'", "timm", hubs.timm),
     "torchvision:NAME": Source(

@@ -1,4 +1,5 @@
-"""EfficientNet-Lite0 (https://github.com/tensorflow/tpu, models/official/efficientnet/lite), for inference.
+"""EfficientNet-Lite0 to Lite2 (https://github.com/tensorflow/tpu, models/official/efficientnet/lite), for
+inference.
 
 Attributes are named like the keys of the published weights, so that their files load unchanged. Dropout and
 stochastic depth, which only training needs, are omitted.
@@ -6,10 +7,12 @@ stochastic depth, which only training needs, are omitted.
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# repeats, kernel, stride of the first block, expansion, channels
+# of Lite0: repeats, kernel, stride of the first block, expansion, channels
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -24,17 +27,32 @@ STAGES = (
 class EfficientNetLite0(nn.Module):
     """Takes images of 224×224 pixels scaled as (pixel - 127) / 128; every activation is a ReLU6."""
 
+    pixels, width, depth = 224, 1.0, 1.0  # width and depth are factors of the channels and repeats in STAGES
+
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self._conv_stem, self._bn0, self._relu0 = SameConv2d(3, 32, 3, stride=2), norm(32), nn.ReLU6()
-        self._blocks = nn.Sequential(*blocks(32))
-        self._conv_head, self._bn1, self._relu1 = SameConv2d(320, 1280, 1), norm(1280), nn.ReLU6()
+        self._blocks = nn.Sequential(*blocks(32, self.width, self.depth))
+        last = scaled(STAGES[-1][-1], self.width)
+        self._conv_head, self._bn1, self._relu1 = SameConv2d(last, 1280, 1), norm(1280), nn.ReLU6()
         self._fc = nn.Linear(1280, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._blocks(self._relu0(self._bn0(self._conv_stem(x))))
         x = self._relu1(self._bn1(self._conv_head(x)))
         return self._fc(x.mean((2, 3)))
+
+
+class EfficientNetLite1(EfficientNetLite0):
+    """Takes images of 240×240 pixels."""
+
+    pixels, depth = 240, 1.1
+
+
+class EfficientNetLite2(EfficientNetLite0):
+    """Takes images of 260×260 pixels."""
+
+    pixels, width, depth = 260, 1.1, 1.2
 
 
 class Block(nn.Module):
@@ -79,10 +97,17 @@ def norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3)
 
 
-def blocks(channels: int) -> list[Block]:
+def scaled(channels: int, width: float) -> int:
+    """The nearest multiple of 8."""
+    return int(channels * width + 4) // 8 * 8
+
+
+def blocks(channels: int, width: float, depth: float) -> list[Block]:
+    """All stages; the first and the last one always have a single block."""
     made = []
     for repeats, kernel, stride, expansion, out in STAGES:
-        for i in range(repeats):
+        out = scaled(out, width)
+        for i in range(repeats if repeats == 1 else math.ceil(repeats * depth)):
             made.append(Block(channels, out, kernel, stride if i == 0 else 1, expansion))
             channels = out
     return made

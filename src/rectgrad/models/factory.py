@@ -48,7 +48,7 @@ def _call(path: Path, factory: str) -> Any:
     with _importable_neighbours(path):
         try:
             module = _import_file(path)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelUnavailableError(f"{path} cannot be imported ({reason(error)})") from error
         make = getattr(module, factory, None)
         if not callable(make):
@@ -57,7 +57,7 @@ def _call(path: Path, factory: str) -> Any:
             )
         try:
             return make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModelUnavailableError(f"{path}: {factory}() failed ({reason(error)})") from error
 
 

@@ -1,4 +1,5 @@
-"""ResNet-50 v1.5 (He et al., 2015; a block's stride is in its 3×3 convolution).
+"""Residual networks (He et al., 2015): ResNet-50 v1.5 (a block's stride is in its 3×3 convolution), and
+ResNet-20 for CIFAR-10, twice as wide.
 
 Attributes are named like torchvision's keys, so that its files load unchanged.
 """
@@ -47,6 +48,44 @@ class Bottleneck(nn.Module):
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
+        y += x if self.downsample is None else self.downsample(x)
+        return self.relu(y)
+
+
+class CifarResNet(nn.Module):
+    """Takes images of 32×32 pixels scaled to -1..1: nine basic blocks, 1.1 million parameters."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, 3, 1, 1, bias=False)
+        self.bn1, self.relu = nn.BatchNorm2d(32), nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(Basic(32, 32, 1), Basic(32, 32, 1), Basic(32, 32, 1))
+        self.layer2 = nn.Sequential(Basic(32, 64, 2), Basic(64, 64, 1), Basic(64, 64, 1))
+        self.layer3 = nn.Sequential(Basic(64, 128, 2), Basic(128, 128, 1), Basic(128, 128, 1))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.relu(self.bn1(self.conv1(x))))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+class Basic(nn.Module):
+    """Two 3×3 convolutions and a residual connection."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
+        self.conv2, self.bn2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride > 1 or channels != out:
+            shortcut = nn.Conv2d(channels, out, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
         y += x if self.downsample is None else self.downsample(x)
         return self.relu(y)
 

@@ -50,11 +50,21 @@ def read(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
+        _check_torch()
         _check_pickle(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except ModelUnavailableError as error:
+        raise ModelUnavailableError(f"weights={str(path)!r} was rejected: {error}") from None
     except Exception as error:
         raise ModelUnavailableError(_unreadable(path, error)) from error
     return _state_dict(content, path)
+
+
+def _check_torch() -> None:
+    """Before torch 2.6 a file could run code although `weights_only` was set (CVE-2025-32434)."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        danger = f"torch {torch.__version__} could run code in a .pt or .pth file"
+        raise ModelUnavailableError(f"{danger}; update torch, or save the weights as .safetensors")
 
 
 def _check_pickle(path: Path) -> None:
@@ -81,7 +91,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
+    named = isinstance(content, Mapping) and all(isinstance(key, str) for key in content)
+    if not named or not all(isinstance(x, Tensor) and not x.is_meta for x in content.values()):
         raise ModelUnavailableError(
             f"weights={str(path)!r} does not contain a state dict as returned by model.state_dict()"
         )

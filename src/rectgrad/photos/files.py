@@ -38,9 +38,10 @@ def sources(
     must not use.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
+    results = None if exclude is None else Path(os.path.realpath(exclude))
     for argument in arguments:
         for path, relative in _expand(argument):
-            if exclude is None or exclude.resolve() not in path.resolve().parents:
+            if results not in Path(os.path.realpath(path)).parents:  # of a loop of links too
                 photos.setdefault(os.path.abspath(path), (path, relative))
     named = unique_names(list(photos.values()), reserved)
     return [Source(path, name) for (path, _), name in zip(photos.values(), named, strict=True)]
@@ -95,11 +96,14 @@ def digest(file: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. It replaces `path` on success and is removed on an error."""
+    """Yields a temporary path to write to. On success it is synced to the disk and replaces `path`; on an
+    error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         yield part
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -109,19 +113,24 @@ def remove_partial_files(folder: Path) -> None:
     """Removes partial files of processes that were killed; those of running processes are kept."""
     for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
-        if writer.isdigit() and not alive(int(writer)):
+        if ended(writer):
             part.unlink(missing_ok=True)
 
 
+def ended(number: str) -> bool:
+    """Whether this is the number of a process, and none that is running."""
+    return number.isascii() and number.isdecimal() and not alive(int(number))
+
+
 def alive(pid: int) -> bool:
-    """Whether a process is running."""
+    """Whether a process is running, or the number cannot be one's."""
     if pid == os.getpid():
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 

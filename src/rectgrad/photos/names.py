@@ -22,6 +22,7 @@ RESULTS = (
     ".jpg",
     ".html",
 )  # suffixes of the files that runs write
+_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _LONGEST = 180  # bytes of a file name; file systems allow 255, including our suffixes
 
 
@@ -74,12 +75,18 @@ def _candidates(path: Path, relative: Path) -> list[str]:
 def _folder(name: str) -> str:
     """A folder name that no result can have: the result of a.jpg is a.png, so no folder may be a.png."""
     name = readable(name)
-    return f"{name}_" if folded(name).endswith(RESULTS) else name
+    return f"{name}_" if folded(name).endswith((*RESULTS, ".", " ")) or _is_device(name) else name
+
+
+def _is_device(name: str) -> bool:
+    """Whether Windows takes a name for a device, with any suffix."""
+    return folded(name).partition(".")[0].rstrip() in _DEVICES
 
 
 def _file(name: str) -> str:
     """A name that is short enough for our suffixes."""
     name = readable(name)
+    name = f"{name}_" if _is_device(name) else name
     if len(name.encode()) <= _LONGEST:
         return name
     start = name.encode()[: _LONGEST - 17].decode("utf-8", "ignore")

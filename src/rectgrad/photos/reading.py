@@ -22,6 +22,8 @@ MAX_PIXELS = 150_000_000
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .jp2 .avif .ico".split()
 )
+# Pillow's names of those formats. It knows others that start programs, as Ghostscript for PostScript.
+FORMATS = frozenset("JPEG MPO PNG WEBP BMP DIB GIF TIFF PPM JPEG2000 AVIF ICO".split())
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
@@ -59,14 +61,15 @@ def decode(file: IO[bytes], enough: int | None = None) -> Image.Image:
 
 
 def _open(file: IO[bytes]) -> Image.Image:
-    """`Image.open` without its pixel limit, which Pillow only lets us change for the whole process.
+    """`Image.open` for our formats and without its pixel limit, which Pillow only lets us change for the
+    whole process.
 
     `upright_rgb` applies our own limit before any pixel is decoded.
     """
     prefix = file.read(16)
     for import_plugins in (Image.preinit, Image.init):  # the common formats first, then all of them
         import_plugins()
-        for name in list(Image.ID):
+        for name in FORMATS.intersection(Image.ID):
             opener, accepts = Image.OPEN[name]
             try:
                 accepted = accepts is None or accepts(prefix)
@@ -114,5 +117,7 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
     """Converts values to 8 bits: integers are 16-bit; floats are from 0 to 1, or are scaled to that range."""
     if values.dtype.kind in "iu":
         return (values.clip(0, 65535) / 257).round().astype(np.uint8)
+    if not np.isfinite(values).all():
+        raise UnreadableImageError("contains NaN or an infinity")
     low, high = (0.0, 1.0) if values.min() >= 0 and values.max() <= 1 else (values.min(), values.max())
     return ((values - low) / max(high - low, 1e-12) * 255).round().astype(np.uint8)

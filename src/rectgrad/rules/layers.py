@@ -115,8 +115,12 @@ def layer_of(op: Op) -> Layer:
     def made(x: Tensor, weight: Tensor) -> Op:
         """The layer with another weight and without bias."""
         other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
-        change = {id(facts.weight): weight, id(bias): none}
-        other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
+        change = {id(facts.weight): weight} | ({} if bias is None else {id(bias): none})
+        if any(each is facts.weight for each in op.args):  # nearly always, and ten times as fast
+            other.args = tuple([change.get(id(each), each) for each in op.args])
+            other.kwargs = {name: change.get(id(each), each) for name, each in op.kwargs.items()}
+        else:  # in a list, as einsum has it
+            other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
         other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
         return other
 
