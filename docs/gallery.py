@@ -109,7 +109,7 @@ METHODS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("deeplift", "deeplift", {}),
         ("deeplift_shap", "deeplift_shap", {}),
         ("occlusion", "occlusion", {}),
-        ("rise, 1000 masks", "rise", {"masks": 1000}),
+        ("rise, 500 masks", "rise", {"masks": 500}),
     ],
 }
 
