@@ -5,7 +5,11 @@
 --photos is a folder or a tar file. The photos at even positions of the sorted names are for development, the
 others for confirmation (--half). Rows: `baseline`, `variants`, `all`, or names separated by semicolons. The
 file is written after each row and rows that it already has are skipped: an interrupted run can be resumed.
-Needs torch, numpy, Pillow and the model's weights (--weights FILE, or an installed package).
+Needs torch, numpy, Pillow and the model's weights (--weights FILE, or an installed package). Then
+
+    python benchmarks/class_gate.py --out gate.json --record results/class-gate/efficientnet-lite0-even.json
+
+writes a small record: no values of single photos, but the differences between rows, paired by photo.
 
 Columns, one value for each photo, the class with the largest output being explained:
     runner-up, random class, least likely   overlap with the map of another class: share of the 5 % largest
@@ -359,6 +363,38 @@ def summary(values: dict[str, list[float]]) -> dict[str, list[float]]:
     return {name: [round(float(x[0]), 4) for x in each[:3]] for name, each in found.items()}
 
 
+PAIRS = {
+    "gated": ("rectgrad", "rectgrad x c", "guided backprop x c"),
+    "gated, no trick": ("rectgrad, no trick", "guided backprop x c", "gradient x input"),
+    **dict.fromkeys(
+        ("g^2", "g^4", "g > 0.25", "g > 0.5", "PR2", "mod", "c of LayerCAM", "c of log-probability"),
+        ("gated, no trick",),
+    ),
+}
+
+
+def record(written: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: means with intervals, paired differences, and the rows that are missing."""
+    done = written["rows"]
+    asked = written["asked"] | {"photos": [Path(file).name for file in written["asked"]["photos"]]}
+    paired = {f"{a} - {b}": differences(done[a], done[b]) for a, others in PAIRS.items() for b in others}
+    return {
+        "n": {"photos": len(asked["photos"]), "composites": len(done["gated"]["values"]["half"])},
+        "environment": written["environment"],
+        "commit": written["commit"],
+        "rows": {name: {key: row[key] for key in ("method", "mean")} for name, row in done.items()},
+        "paired differences": paired,
+        "not measured": [name for group in rows([]).values() for name in group if name not in done],
+        "asked": asked,
+    }
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[float]]:
+    """Mean and interval of each column of one row minus another's."""
+    both = {c: zip(a["values"][c], b["values"][c], strict=True) for c in HEAD}
+    return summary({c: [x - y for x, y in pairs] for c, pairs in both.items()})
+
+
 def line(name: str, means: dict[str, list[float]]) -> str:
     cells = [f"{means[c][0]:.3f} ({means[c][1]:.2f}-{means[c][2]:.2f})" if c in means else "" for c in HEAD]
     return f"{name:38}" + "".join(f"{cell:>20}" for cell in cells)
@@ -371,7 +407,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--photos", type=Path)
     parser.add_argument("--model", default="efficientnet_lite0")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--half", choices=("even", "odd"), default="even")
@@ -384,7 +420,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--record", type=Path, help="write a small record of --out, and compute nothing")
     args = parser.parse_args()
+    if args.record is not None:
+        args.record.write_text(json.dumps(record(json.loads(args.out.read_text())), indent=1) + "\n")
+        return
     warnings.filterwarnings("ignore", "the map of sample")
     model = load(args.model, weights=args.weights)
     groups = rows([layer for layer in args.layers.split(",") if layer])

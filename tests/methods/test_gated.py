@@ -353,6 +353,27 @@ def test_backends_select_the_same_units(name, case, monkeypatch):
     assert torch.equal(fast != 0, reference != 0)
 
 
+# --- claim 2 of the paper ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_without_a_threshold_it_is_guided_backprop_where_the_class_is(everywhere):
+    """tau = 0: all that guided backprop passes, if the class is everywhere; else less."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    model, x = model.append(nn.Linear(8, 4)).double().eval(), torch.randn(3, 3, 9, 9).double()
+    with torch.no_grad():
+        model[2].bias.fill_(0.5)
+        if everywhere:
+            model[-1].weight.abs_()
+    maps = gated(model, x, 1, tau=0.0, padding_trick=False)
+    guided = (rectgrad.attribute(model, x, "guided_backprop", 1) * x).clamp(min=0)
+    assert maps.any()
+    assert torch.allclose(maps, guided, atol=1e-12) == everywhere
+
+
 # --- nothing there -----------------------------------------------------------------------------------------
 
 
