@@ -99,6 +99,7 @@ METHODS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     ],
     "classes": [
         ("rectgrad", "rectgrad", {}),
+        ("rectgrad_gated", "rectgrad_gated", {}),
         ("guided_gradcam, rectgrad", "guided_gradcam", {"over": "rectgrad"}),
         ("guided_gradcam", "guided_gradcam", {}),
         ("gradcam", "gradcam", {}),
