@@ -143,6 +143,20 @@ def test_values_are_those_of_the_metrics(photos, network, verdict):
     )
 
 
+def test_evaluations_that_do_not_depend_on_the_method_are_shared(photos, network):
+    """One more method adds its maps alone to the passes for sensitivity-n and infidelity."""
+
+    def passes(methods):
+        seen = []
+        hook = network.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        rectgrad.judge(network, photos, methods, measures="sensitivity_n,infidelity", preset=SMALL)
+        hook.remove()
+        return sum(seen)
+
+    more = passes(["saliency", "gradient_x_input"]) - passes(["saliency"])
+    assert more == SMALL.evaluated  # 16 passes for each photo are shared
+
+
 def test_the_chunks_do_not_matter(photos, network, verdict):
     other = rectgrad.judge(
         network,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rectgrad
 from planted import PatchNet, pictures
@@ -48,9 +49,11 @@ run(Path(sys.argv[1]))
 """
 
 
-def run(out, **options):
+def run(out, pictures_seed=0, weight=4.0, **options):
     network = PatchNet().eval()
-    x = pictures(network, 5, 0)
+    with torch.no_grad():
+        network.last.weight[1] = weight
+    x = pictures(network, 5, pictures_seed)
     return rectgrad.judge(network, x, METHODS, measures=MEASURES, preset=SMALL, out=out, **options)
 
 
@@ -96,10 +99,11 @@ def test_a_damaged_part_is_computed_again(tmp_path, undisturbed):
     assert without_times(out) == undisturbed
 
 
-def test_another_seed_or_network_does_not_use_the_parts(tmp_path, undisturbed):
+@pytest.mark.parametrize("change", [{"seed": 1}, {"pictures_seed": 1}, {"weight": 5.0}], ids=str)
+def test_another_seed_photo_or_weight_does_not_use_the_parts(tmp_path, undisturbed, change):
     out = tmp_path / "undisturbed"
     before = set((out / "parts").iterdir())
-    run(out, seed=1)
+    run(out, **change)
     assert len(set((out / "parts").iterdir()) - before) == 1
     assert without_times(out) != undisturbed
 

@@ -212,7 +212,7 @@ def code_digest() -> str:
     """A hash of the code that computes maps and measures. Pages and commands do not matter."""
     found, package = hashlib.sha256(), Path(rectgrad.__file__).parent
     folders = ("ops", "kernels", "engine", "rules", "methods", "metrics")
-    own = [package / "verdict" / name for name in ("case.py", "rows.py", "work.py")]
+    own = [package / "verdict" / name for name in ("case.py", "matched.py", "rows.py", "units.py", "work.py")]
     for path in [*sorted(p for name in folders for p in (package / name).rglob("*.py")), *own]:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -16,7 +16,8 @@ from rectgrad.experiments.parts import Parts
 from rectgrad.photos import cluster, files
 from rectgrad.verdict.case import Case, Chunk, part_name
 from rectgrad.verdict.rows import Row
-from rectgrad.verdict.work import Values, Worker
+from rectgrad.verdict.units import Values
+from rectgrad.verdict.work import Worker
 
 ENGINES = ("local", "ray")
 Advance = Callable[..., None]

@@ -1,4 +1,4 @@
-"""Units of work: the values of some measures for one row and one chunk of photos.
+"""Computes units of work: the values of some measures (units.py) for one row and one chunk of photos.
 
 A unit is a pure function of the case. Maps are computed once for a chunk, and evaluations of the network that
 are the same for every row are kept: the unchanged photos, the baselines, and photos with random pixels
@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from rectgrad import metrics
 from rectgrad.api import attribute, record_for
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.explanation.captures import Captures
@@ -24,21 +22,16 @@ from rectgrad.kernels.device import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.methods.perturbation import Perturbation
 from rectgrad.metrics import baselines, grid
-from rectgrad.metrics.checks import images
 from rectgrad.metrics.draws import Draws
 from rectgrad.metrics.random_weights import stages
-from rectgrad.metrics.scores import Scores
-from rectgrad.metrics.sensitivity import subset_correlation
 from rectgrad.verdict.case import Case, Chunk, batch_size
 from rectgrad.verdict.matched import Matched
 from rectgrad.verdict.presets import is_cheap
-from rectgrad.verdict.rows import Row, is_gradient
+from rectgrad.verdict.rows import Row
+from rectgrad.verdict.units import COMPUTE, MATCHED, Values
 
-Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
 UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of methods and photos
-MATCHED = ("insertion_blur", "deletion_blur", "gini")  # measures of matched comparisons
 PERTURBED = 50  # photos for occlusion and RISE at most
-SIDE = 14  # of the coarse maps in which methods are compared photo by photo
 
 
 class Worker:
@@ -159,7 +152,7 @@ class Photos:
     def _compute(self, unit: str, row: Row) -> Values:
         try:
             with torch.no_grad():
-                found = _COMPUTE[unit](self, row)
+                found = COMPUTE[unit](self, row)
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -259,157 +252,8 @@ class Replayed:
         return self.answers[self.position - 1]
 
 
-def _maps(photos: Photos, row: Row) -> Values:
-    both, wanted = photos.both(row), photos.case.wanted("maps")
-    maps = both[0]
-    found: Values = {"zero": int(photos.zero(row).sum())}
-    simple: dict[str, Callable[[Tensor], Tensor]] = {
-        "gini": metrics.gini,
-        "zero_share": metrics.zero_share,
-        "total_variation": functools.partial(metrics.total_variation, normalize=True),
-        "inside": lambda m: metrics.inside(m, _given(photos.masks), share=True),
-        "pointing_game": lambda m: metrics.pointing_game(m, _given(photos.masks)),
-        "specificity": lambda m: metrics.specificity(_positions(m), _positions(both[1])),
-        "specificity_floor": lambda m: _unrelated(metrics.specificity, _positions(m)),
-    }
-    found |= {name: simple[name](maps) for name in wanted if name != "specificity" or len(both) > 1}
-    if photos.case.has_positions:
-        found["coarse"] = _coarse(maps)
-    return found
-
-
-def _removal(photos: Photos, row: Row) -> Values:
-    x, maps, case = photos.inputs, photos.maps(row), photos.case
-    wanted = case.wanted("removal")
-    found = {name: _curve(name, photos, maps) for name in wanted if not name.startswith("road")}
-    if any(name.startswith("road") for name in wanted):
-        most, least = (
-            metrics.road(photos.scores, x, maps, photos.target, order=order, seed=case.seed)
-            for order in ("most", "least")
-        )
-        found["road_most"], found["road_least"] = most.probability.mean(1), least.probability.mean(1)
-        found["road"] = found["road_least"] - found["road_most"]
-        found["road_accuracy"] = (least.correct - most.correct).mean(1)
-    return found
-
-
-def _curve(name: str, photos: Photos, maps: Tensor) -> Tensor:
-    """The area under an insertion or deletion curve."""
-    kind, _, base = name.partition("_")
-    curve = {"insertion": metrics.insertion, "deletion": metrics.deletion}[kind]
-    baseline = photos.blurred if base == "blur" else photos.mean
-    arguments = (photos.probabilities, photos.inputs, maps, photos.target)
-    return metrics.area(curve(*arguments, steps=photos.case.preset.steps, baseline=baseline))
-
-
-def _matched(photos: Photos, row: Row) -> Values:
-    maps = photos.maps(row)
-    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | {"gini": metrics.gini(maps)}
-
-
-def _effects(photos: Photos, row: Row) -> Values:
-    """Sensitivity-n is the mean over fractions. Infidelity is divided by that of a zero map."""
-    x, maps, case = photos.inputs, photos.maps(row), photos.case
-    wanted, found = case.wanted("effects"), {}
-    if "sensitivity_n" in wanted:
-        scores = Scores(photos.replayed("subsets"), photos.target, len(x))
-        clean = scores(x)
-        each = [subset_correlation(scores, clean, x, photos.mean, maps, s) for s in photos.subsets]
-        found["sensitivity_n"] = torch.stack(each, 1).nanmean(1)
-    if "infidelity" in wanted:
-        effects = maps * (x - photos.mean) if is_gradient(row.method) else maps
-        mine, zero = (
-            metrics.infidelity(
-                photos.replayed("squares"),
-                x,
-                m,
-                photos.target,
-                draws=case.preset.squares,
-                baseline=photos.mean,
-                multiplied=True,
-                optimal_scaling=True,
-                seed=case.seed,
-            )
-            for m in (effects, torch.zeros_like(effects))
-        )
-        found["infidelity"] = torch.where(zero > 0, mine / zero, torch.nan)
-    return found
-
-
-def _stability(photos: Photos, row: Row) -> Values:
-    case = photos.case
-    value = metrics.max_sensitivity(
-        photos.inputs,
-        photos.maps(row),
-        photos.target,
-        attribute=lambda x, t: photos.worker.maps(row.method, x, t)[0],  # type: ignore[arg-type]
-        radius=case.radius,
-        draws=case.preset.draws,
-        seed=case.seed,
-    )
-    return {"max_sensitivity": value}
-
-
-def _randomisation(photos: Photos, row: Row) -> Values:
-    maps, kinds = photos.maps(row), [kind for kind, _ in photos.worker.randomised]
-    others = (
-        photos.worker.maps(row.method, photos.inputs, photos.target, model=model)[0]
-        for _, model in photos.worker.randomised
-    )
-    similarity = metrics.randomisation(maps, others)
-    cascade = similarity[:, [kind == "cascading" for kind in kinds]]
-    found = {
-        "randomisation": cascade.nanmean(1),  # without stages whose map is constant
-        "randomisation_last": cascade[:, -1],
-        "randomisation_floor": _unrelated(functools.partial(metrics.rank_correlation, absolute=True), maps),
-        "stages": cascade.nanmean(0).tolist(),
-    }
-    if "alone" in kinds:
-        found["randomisation_alone"] = similarity[:, [kind == "alone" for kind in kinds]].nanmean(1)
-    return found
-
-
-def _grid(photos: Photos, row: Row) -> Values:
-    assert photos.case.grid is not None
-    return {"grid_pointing": metrics.grid_pointing(photos.maps(row), photos.case.grid.shape, photos.cells)}
-
-
-_COMPUTE: dict[str, Callable[[Photos, Row], Values]] = {
-    "maps": _maps,
-    "removal": _removal,
-    "effects": _effects,
-    "stability": _stability,
-    "randomisation": _randomisation,
-    "grid": _grid,
-    "matched": _matched,
-}
-
-
 def _reason(error: Exception) -> str:
     """The message of an error as one line, with its type if the message alone may not say enough."""
     message = " ".join(str(error).split())
     expected = isinstance(error, (ValueError, TypeError, UnsupportedModelError)) and message
     return message if expected else f"{type(error).__name__}: {message}"
-
-
-def _given(masks: Tensor | None) -> Tensor:
-    assert masks is not None
-    return masks
-
-
-def _positions(maps: Tensor) -> Tensor:
-    """Maps with rows and columns: the features of a vector are positions."""
-    return maps if maps.dim() > 2 else maps[:, None]
-
-
-def _unrelated(measure: Callable[[Tensor, Tensor], Tensor], maps: Tensor) -> Tensor:
-    if len(maps) < 2:
-        return maps.new_full((len(maps),), torch.nan)
-    return metrics.unrelated(measure, maps)
-
-
-def _coarse(maps: Tensor) -> list[list[int]]:
-    """Each map as SIDE x SIDE numbers from 0 to 255: sums of absolute values, scaled to the largest."""
-    pixels = images("judge", maps).sum(1, keepdim=True).abs()
-    sums = F.adaptive_avg_pool2d(pixels, SIDE).flatten(1)
-    return (255 * sums / sums.amax(1, keepdim=True).clamp(min=1e-30)).round().int().tolist()

@@ -1,0 +1,98 @@
+"""Statistics and answers, from given numbers."""
+
+import numpy as np
+import pytest
+
+from rectgrad.verdict import answers, table
+
+RANDOM = np.random.default_rng(0)
+PHOTOS = RANDOM.normal(size=20)  # photos differ more than methods do
+
+
+def column(mean):
+    return PHOTOS + mean + 0.1 * RANDOM.normal(size=20)
+
+
+def judged(values, methods, controls=("edges",), measure="insertion_blur", **extra):
+    verdict = {"pairs": table.pairs(measure, values, 0), "table": {measure: table.cells(values, 0), **extra}}
+    verdict["ranks"] = table.ranks([*methods, *controls], verdict["table"], verdict["pairs"])
+    verdict["answers"] = answers.answers(methods, controls, verdict)
+    return verdict
+
+
+def test_pairs_are_paired_and_corrected():
+    values = {"good": column(0.3), "bad": column(0), "edges": column(0)}
+    first, second, third = table.pairs("insertion_blur", values, 0)
+    assert (first["a"], first["b"], first["better"]) == ("good", "bad", "good")
+    assert first["low"] <= first["difference"] <= first["high"]
+    assert first["high"] - first["low"] < 0.2  # the spread of the photos cancels
+    assert third["better"] is None
+    assert third["holm"] >= third["p"] >= 0.05
+    assert first["holm"] == pytest.approx(3 * min(first["p"], second["p"]), rel=0.6)
+    assert third["photos_needed"] > 20 >= first["photos_needed"]
+
+
+def test_lower_is_better_for_deletion():
+    pairs = table.pairs("deletion_blur", {"a": column(0), "b": column(0.3)}, 0)
+    assert pairs[0]["better"] == "a"
+
+
+def test_photos_that_one_method_lacks_are_left_out():
+    short = column(0.3)
+    short[8:] = np.nan
+    (pair,) = table.pairs("insertion_blur", {"a": short, "b": column(0)}, 0)
+    assert pair["n"] == 8
+
+
+def test_ranks_share_ties():
+    values = {"a": column(0.3), "b": column(0.3), "c": column(0)}
+    verdict = judged({**values, "edges": column(-0.3)}, ["a", "b", "c"])
+    assert verdict["ranks"]["by_measure"]["insertion_blur"] == {"a": 1, "b": 1, "c": 3, "edges": 4}
+    assert set(verdict["ranks"]["order"][:2]) == {"a", "b"}
+    assert verdict["ranks"]["order"][2:] == ["c", "edges"]
+    assert verdict["ranks"]["shares"]["c"] == {
+        "won": pytest.approx(1 / 3),
+        "tied": pytest.approx(0),
+        "lost": pytest.approx(2 / 3),
+    }
+    assert verdict["answers"]["where"] == ["a", "b"]
+
+
+def test_a_method_must_beat_every_control():
+    values = {"best": column(0.3), "worst": column(0), "edges": column(0.35), "random": column(-0.3)}
+    verdict = judged(values, ["best", "worst"], ["edges", "random"])
+    assert verdict["answers"]["where"] == "inconclusive"
+    claims = answers.claims(["best", "worst"], ["edges", "random"], verdict)
+    assert "best and worst: that the maps show more of the network than edges." in claims
+    assert any(claim == '"where": that any method is better than all controls.' for claim in claims)
+
+
+def test_all_methods_tied_is_inconclusive():
+    values = {"a": column(0.3), "b": column(0.3), "edges": column(0)}
+    verdict = judged(values, ["a", "b"])
+    assert verdict["answers"]["where"] == "inconclusive"
+    claims = answers.claims(["a", "b"], ["edges"], verdict)
+    assert '"where": which of a and b is best. They are tied.' in claims
+
+
+@pytest.mark.parametrize(("specificity", "expected"), [(0.1, "inconclusive"), (0.9, ["a"])])
+def test_a_map_that_does_not_depend_on_the_class_does_not_say_why(specificity, expected):
+    cells = {"a": {"mean": specificity}, "b": {"mean": 0.9}}
+    values = {"a": column(0.3), "b": column(0), "edges": column(0)}
+    verdict = judged(values, ["a", "b"], measure="grid_pointing", specificity=cells)
+    assert verdict["answers"]["why this class"] == expected
+    claims = " ".join(answers.claims(["a", "b"], ["edges"], verdict))
+    assert ("a (0.10): that the maps show why this class was chosen" in claims) == (specificity < 0.3)
+
+
+@pytest.mark.parametrize(
+    ("last", "floor", "expected"),
+    [((0.5, 0.4), 0.1, True), ((0.5, 0.2), 0.1, False), ((0.95, 0.9), 1.0, True)],
+)
+def test_maps_that_ignore_the_weights(last, floor, expected):
+    mean, low = last
+    cells = {
+        "randomisation_last": {"a": {"mean": mean, "low": low}},
+        "randomisation_floor": {"a": {"mean": floor}},
+    }
+    assert answers.ignores_weights("a", cells) is expected
