@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from rectgrad.methods import RectGrad as RectGrad
     from rectgrad.methods import Saliency as Saliency
     from rectgrad.methods import SmoothGrad as SmoothGrad
+    from rectgrad.verdict import Verdict as Verdict
+    from rectgrad.verdict import judge as judge
 
 __version__ = "0.1.0"
 
@@ -76,6 +78,7 @@ _HOME = {
         "Saliency",
         "SmoothGrad",
     ),
+    "verdict": ("Verdict", "judge"),
 }
 _MODULES = ("data", "image", "metrics", "models")
 __all__ = [*_MODULES, *(name for names in _HOME.values() for name in names)]

@@ -56,10 +56,10 @@ def allocated(run: Callable[[], Any], device: str) -> Peak:
     return Peak(before, torch.cuda.max_memory_allocated(device))
 
 
-def resident(run: Callable[[], Any]) -> Peak | None:
-    """The median of three calls in this process; None if the kernel's peak cannot be reset."""
+def resident(run: Callable[[], Any], calls: int = 3) -> Peak | None:
+    """The median of some calls in this process; None if the kernel's peak cannot be reset."""
     try:
-        return sorted((_resident(run) for _ in range(3)), key=lambda peak: peak.growth)[1]
+        return sorted((_resident(run) for _ in range(calls)), key=lambda peak: peak.growth)[calls // 2]
     except OSError:
         return None
 

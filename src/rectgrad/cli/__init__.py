@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": ("compare", "Compare methods side by side, as in the paper's Figure 1."),
     "sweep": ("sweep", "Show RectGrad at many thresholds, as in the paper's Figure 4."),
     "layers": ("layers", "Show the attribution layer by layer, as in the paper's Figure 7."),
+    "judge": ("judge", "Judge which methods to trust on a network and photos."),
     "app": ("explorer", "Start the explorer, an interactive web page."),
     "bench": ("bench", "Measure the time and memory of each method."),
     "data": ("data", "Download CIFAR-10 and its object masks."),

@@ -63,3 +63,11 @@ def between(inputs: Tensors, given: Sequence[Tensors], seed: int) -> Callable[[i
         return tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
 
     return drawn
+
+
+def uniform(x: Tensor, seed: int) -> Tensor:
+    """Uniform numbers from 0 to 1, like x, on the CPU: from a seed and each sample's own values."""
+    y = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+    for own, values in zip(y, x, strict=True):
+        own.uniform_(generator=generator_of(str(seed).encode(), bytes_of(values)))
+    return y

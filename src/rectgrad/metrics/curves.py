@@ -64,7 +64,9 @@ def pixel_order(call: str, inputs: Tensor, maps: Tensor) -> Tensor:
     """The rank of each pixel, 0 for the most important, in a shape that broadcasts to `inputs`."""
     same_pixels(call, inputs, maps)
     pixels = images(call, maps).sum(1).flatten(1)
-    return over_channels(pixels.argsort(dim=1, descending=True, stable=True).argsort(dim=1), inputs)
+    places = pixels.argsort(dim=1, descending=True, stable=True)
+    index = torch.arange(places.shape[1], device=places.device).expand(places.shape)
+    return over_channels(torch.empty_like(places).scatter_(1, places, index), inputs)
 
 
 @torch.no_grad()

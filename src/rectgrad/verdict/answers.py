@@ -1,0 +1,112 @@
+"""From statistics to sentences: which method answers which question, and which claims cannot be made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rectgrad.explanation.trust import LOW
+from rectgrad.verdict.measures import MEASURES, QUESTIONS, WHY
+
+Json = dict[str, Any]
+INCONCLUSIVE = "inconclusive"
+SIMILAR = 0.2  # similarity above that of unrelated photos from which a map ignores the weights
+EQUAL = 0.9  # and from which it does in any case
+
+
+def answers(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> dict[str, list[str] | str]:
+    """For each question, the methods that are tied for best, or "inconclusive".
+
+    A method qualifies if it is better than every control: significantly in one measure of the question at
+    least, and never significantly worse. Of these, the answer has all that no other one beats in the same
+    sense; it is inconclusive if that is no method, or every one. For "why this class", the maps of a method
+    must also depend on the class.
+    """
+    return {question: _answer(question, methods, controls, verdict) for question in QUESTIONS}
+
+
+def _answer(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> list[str] | str:
+    own = [pair for pair in verdict["pairs"] if MEASURES[pair["measure"]].question == question]
+    able = [row for row in methods if all(beats(row, control, own) for control in controls)]
+    if question == WHY:
+        able = [row for row in able if not unspecific(row, verdict["table"])]
+    best = [row for row in able if not any(beats(other, row, own) for other in able)]
+    return INCONCLUSIVE if not best or len(best) == len(methods) > 1 else best
+
+
+def beats(a: str, b: str, pairs: Sequence[Json]) -> bool:
+    """Whether a is significantly better than b in one measure at least, and in none significantly worse."""
+    winners = {pair["better"] for pair in pairs if {pair["a"], pair["b"]} == {a, b}}
+    return a in winners and b not in winners
+
+
+def unspecific(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
+    """Whether the map of a class that the network rules out is nearly the same."""
+    cell = table.get("specificity", {}).get(row)
+    return cell is not None and cell["mean"] < LOW
+
+
+def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> list[str]:
+    """Claims that the numbers do not support, one sentence each."""
+    table, found = verdict["table"], []
+    for question, answer in verdict["answers"].items():
+        if answer == INCONCLUSIVE:
+            found.append(_why_open(question, methods, controls, verdict))
+        elif len(answer) > 1:
+            found.append(f'"{question}": that one of {_listed(answer)} is better than the others.')
+    for alike, names in _no_better(methods, controls, verdict["pairs"]).items():
+        found.append(f"{_listed(names)}: that the maps show more of the network than {_listed(alike)}.")
+    unsure = [row for row in methods if unspecific(row, table)]
+    if unsure:
+        found.append(
+            f"{_with_values(unsure, table['specificity'])}: that the maps show why this class was chosen. "
+            "They mark nearly the same positions for the least likely class (specificity in parentheses)."
+        )
+    fixed = [row for row in methods if ignores_weights(row, table)]
+    if fixed:
+        found.append(
+            f"{_with_values(fixed, table['randomisation_last'])}: that the maps depend on what the network "
+            "learned. They stay similar if all weights are random (rank correlation in parentheses)."
+        )
+    return found
+
+
+def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
+    """Whether the map hardly changes with random weights: it stays almost equal or, over its whole interval,
+    more similar than maps of other photos."""
+    last, floor = (table.get(f"randomisation_{each}", {}).get(row) for each in ("last", "floor"))
+    if last is None:
+        return False
+    return last["mean"] > EQUAL or (floor is not None and last["low"] - floor["mean"] > SIMILAR)
+
+
+def _no_better(
+    methods: Sequence[str], controls: Sequence[str], pairs: Sequence[Json]
+) -> dict[tuple[str, ...], list[str]]:
+    """Controls that a method beats in no measure that ranks -> the methods for which they are these."""
+    ranked = [pair for pair in pairs if MEASURES[pair["measure"]].ranked]
+    won = {(pair["better"], row) for pair in ranked for row in (pair["a"], pair["b"])}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in methods if ranked else ():
+        alike = tuple(control for control in controls if (row, control) not in won)
+        if alike:
+            found.setdefault(alike, []).append(row)
+    return found
+
+
+def _with_values(names: Sequence[str], cells: Mapping[str, Json]) -> str:
+    return _listed([f"{row} ({cells[row]['mean']:.2f})" for row in names])
+
+
+def _why_open(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> str:
+    own = [pair for pair in verdict["pairs"] if MEASURES[pair["measure"]].question == question]
+    if not own:
+        return f'"{question}": which method is best. No measure of this question could be computed.'
+    able = [row for row in methods if all(beats(row, control, own) for control in controls)]
+    if not able:
+        return f'"{question}": that any method is better than all controls.'
+    return f'"{question}": which of {_listed(able)} is best. They are tied.'
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)

@@ -1,0 +1,224 @@
+"""What is judged: a network, its photos, and everything that the numbers depend on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import rectgrad
+from rectgrad.metrics import grid
+from rectgrad.metrics.random_weights import layer_groups
+from rectgrad.metrics.scores import Scores
+from rectgrad.models.fingerprint import weights_digest
+from rectgrad.verdict.measures import MEASURES
+from rectgrad.verdict.presets import Preset
+from rectgrad.verdict.rows import Row, tensor_digest
+
+SHAPES = ((2, 2), (1, 2))  # of grids, the first for which there are enough classes
+CANDIDATES = 200  # composites that are tried
+FEW = 8  # fewer composites cannot tell methods apart: larger cells are tried
+SURE = 0.9  # probability of the photos in composites of full size
+NOISE = 0.01  # radius of max-sensitivity, as a share of the value range
+CPU_PIXELS = 200_000  # on a CPU, activations of 4 photos of 224 x 224 fit the cache: 27 ms each, 39 ms at 8
+
+
+class Chunk(NamedTuple):
+    """Photos, or composites of photos, that are computed together."""
+
+    start: int
+    stop: int
+    composite: bool = False
+
+
+class Grid(NamedTuple):
+    """Composites, and how many were dropped because the network does not recognise every class in them.
+
+    fit: cells are resized to fit the ordinary input (protocol B); else each has its full size (protocol A).
+    """
+
+    photos: Tensor  # (count, cells), by number
+    shape: tuple[int, int]
+    dropped: int
+    fit: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Callable[..., Any]
+    inputs: Tensor  # of all photos
+    preset: Preset
+    measures: tuple[str, ...]
+    seed: int = 0
+    masks: Tensor | None = None  # (N, H, W), boolean
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        tensors = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
+        return next((each.device for each in tensors), torch.device("cpu"))
+
+    @functools.cached_property
+    def outputs(self) -> Tensor:
+        """Of the unchanged photos."""
+        return torch.cat([self.evaluated(part.to(self.device)).cpu() for part in self.inputs.split(50)])
+
+    @torch.no_grad()
+    def evaluated(self, images: Tensor) -> Tensor:
+        """The network's outputs."""
+        size = batch_size(images)
+        if images.dim() == 4 and images.device.type == "cpu":
+            images = images.contiguous(memory_format=torch.channels_last)  # a fifth faster
+        return Scores(self.model, None, len(images), size).outputs(images)
+
+    @property
+    def has_classes(self) -> bool:
+        return self.outputs.ndim == 2 and self.outputs.shape[1] > 1
+
+    @property
+    def has_positions(self) -> bool:
+        return self.inputs.ndim >= 3
+
+    @functools.cached_property
+    def unavailable(self) -> dict[str, str]:
+        """Measures that cannot be computed for this network and these photos, with the reason."""
+        lacking = {}
+        if not self.has_positions:
+            lacking["positions"] = f"the inputs have no rows and columns: {tuple(self.inputs.shape[1:])}"
+        if not self.has_classes:
+            lacking["classes"] = "the network has a single output"
+        if self.masks is None:
+            lacking["masks"] = "no masks were given"
+        found = {
+            name: lacking[need] for name in self.measures for need in MEASURES[name].needs if need in lacking
+        }
+        if "grid_pointing" in self.measures and "grid_pointing" not in found and self.grid is None:
+            found["grid_pointing"] = "no grid of photos in which the network recognises every class"
+        return found | (dict.fromkeys(self._of("randomisation"), why) if (why := self._fixed()) else {})
+
+    def _of(self, unit: str) -> list[str]:
+        return [name for name in self.measures if MEASURES[name].unit == unit]
+
+    def _fixed(self) -> str:
+        """Why the weights cannot be randomised; empty if they can."""
+        if not isinstance(self.model, nn.Module):
+            return "the network is a function, whose weights cannot be randomised"
+        try:
+            layer_groups(self.model, 1)
+        except ValueError:
+            return "the network has no weights"
+        return ""
+
+    def wanted(self, unit: str) -> list[str]:
+        """The measures of a unit of work that are to be computed."""
+        return [name for name in self._of(unit) if name not in self.unavailable]
+
+    @functools.cached_property
+    def radius(self) -> float:
+        return NOISE * float(self.inputs.max() - self.inputs.min())
+
+    @functools.cached_property
+    def grid(self) -> Grid | None:
+        """The first composites that the network recognises; None if there are none."""
+        if not self.has_classes or self.inputs.ndim != 4:
+            return None
+        if self.preset.full_size and (found := self._full_size()) is not None:
+            return found
+        classes, grids = self.outputs.argmax(1), []
+        for shape in SHAPES:
+            if len(classes.unique()) >= shape[0] * shape[1] and (found := self._recognised(classes, shape)):
+                grids.append(found)
+                if len(found.photos) >= FEW:
+                    break
+        return max(grids, key=lambda each: len(each.photos), default=None)
+
+    def _full_size(self) -> Grid | None:
+        """Composites of photos with a probability above 0.9; None if the network takes no larger inputs."""
+        sure = torch.nonzero(self.outputs.softmax(1).amax(1) > SURE)[:, 0]
+        classes, shape = self.outputs.argmax(1)[sure], SHAPES[0]
+        if len(classes.unique()) < 4:
+            return None
+        photos = sure[grid.grid_photos(classes, shape, self.preset.composites, self.seed)]
+        try:
+            outputs = self.evaluated(grid.composites(self.inputs, photos[:1], shape).to(self.device))
+        except Exception:  # whatever a network says about the size of its input
+            return None
+        return Grid(photos, shape, 0, fit=False) if outputs.shape == self.outputs[:1].shape else None
+
+    def _recognised(self, classes: Tensor, shape: tuple[int, int]) -> Grid | None:
+        index = grid.grid_photos(classes, shape, CANDIDATES, self.seed)
+        kept: list[int] = []
+        tried = 0
+        for start in range(0, CANDIDATES, 20):
+            part = index[start : start + 20]
+            images = grid.composites(self.inputs, part, shape, fit=True)
+            outputs = self.evaluated(images.to(self.device)).cpu()
+            kept += (start + torch.nonzero(grid.recognised(outputs, classes[part]))[:, 0]).tolist()
+            tried += len(part)
+            if len(kept) >= self.preset.composites:
+                break
+        kept = kept[: self.preset.composites]
+        return Grid(index[kept], shape, tried - len(kept)) if len(kept) > 1 else None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Chunks of photos, such that each count of the preset is at the end of a chunk; then composites."""
+        p = self.preset
+        counts = {p.evaluated, p.repeated, p.costly, p.costly_repeated, p.matched}
+        yield from _cut(len(self.inputs), p.chunk, counts)
+        if self.wanted("grid") and self.grid is not None:
+            yield from (each._replace(composite=True) for each in _cut(len(self.grid.photos), p.chunk))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that a number depends on, except its row."""
+        return {
+            "code": code_digest(),
+            "weights": _network_digest(self.model),
+            "photos": [tensor_digest(each) for each in self.inputs],
+            "masks": None if self.masks is None else tensor_digest(self.masks),
+            "preset": asdict(self.preset),
+            "measures": self.measures,
+            "seed": self.seed,
+            "device": self.device.type,
+        }
+
+
+def batch_size(images: Tensor) -> int:
+    """How many images are computed at a time."""
+    return (
+        max(3 * CPU_PIXELS // max(images[:1].numel(), 1), 1) if images.device.type == "cpu" else len(images)
+    )
+
+
+def part_name(unit: str, row: Row, chunk: Chunk) -> str:
+    return f"{unit}-{row.name}-{row.digest}-{chunk.start}-{chunk.stop}"
+
+
+def _cut(n: int, size: int, counts: set[int] | frozenset[int] = frozenset()) -> Iterator[Chunk]:
+    ends = sorted({0, n} | {count for count in counts if count < n})
+    for first, last in pairwise(ends):
+        pieces = -(-(last - first) // size)
+        edges = [first + i * (last - first) // pieces for i in range(pieces + 1)]
+        yield from (Chunk(start, stop) for start, stop in pairwise(edges))
+
+
+@functools.cache
+def code_digest() -> str:
+    """A hash of the code that computes maps and measures. Pages and commands do not matter."""
+    found, package = hashlib.sha256(), Path(rectgrad.__file__).parent
+    folders = ("ops", "kernels", "engine", "rules", "methods", "metrics")
+    own = [package / "verdict" / name for name in ("case.py", "rows.py", "work.py")]
+    for path in [*sorted(p for name in folders for p in (package / name).rglob("*.py")), *own]:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _network_digest(model: Callable[..., Any]) -> str:
+    if isinstance(model, nn.Module):
+        return weights_digest(model)
+    return getattr(model, "__qualname__", type(model).__qualname__)

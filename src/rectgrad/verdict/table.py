@@ -1,0 +1,114 @@
+"""The statistics of a verdict: means with intervals, all pairs of rows, ranks, and how far measures agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rectgrad.metrics import statistics
+from rectgrad.verdict.measures import MEASURES
+
+Array = NDArray[np.float64]
+Json = dict[str, Any]
+ALPHA = 0.05
+
+
+def cells(values: Mapping[str, Array], seed: int) -> dict[str, Json]:
+    """Mean, 95 % interval over photos and number of photos, for each row of a measure."""
+    found = statistics.bootstrap(np.stack(list(values.values()), 1), seed=seed)
+    columns = zip(*(each.tolist() for each in found), strict=True)
+    return {
+        row: {"mean": mean, "low": low, "high": high, "n": n}
+        for row, (mean, low, high, n) in zip(values, columns, strict=True)
+        if n
+    }
+
+
+def pairs(measure: str, values: Mapping[str, Array], seed: int) -> list[Json]:
+    """All pairs of rows (a, b): the mean of a - b over photos that both have, its interval, and p-values
+    corrected by Holm's method over all pairs of this measure. `better`: the better row if p < 0.05."""
+    names = [each for each in combinations(values, 2) if np.isfinite(values[each[0]] - values[each[1]]).any()]
+    if not names:
+        return []
+    differences = np.stack([values[a] - values[b] for a, b in names], 1)
+    interval = statistics.bootstrap(differences, seed=seed)
+    p = statistics.sign_flip_test(differences, seed=seed)
+    corrected, needed = statistics.holm(p), statistics.photos_needed(differences)
+    found, sign = [], MEASURES[measure].sign
+    for i, (a, b) in enumerate(names):
+        mean = float(interval.mean[i])
+        significant = MEASURES[measure].better is not None and corrected[i] < ALPHA and mean != 0
+        found.append(
+            {
+                "measure": measure,
+                "a": a,
+                "b": b,
+                "difference": mean,
+                "low": float(interval.low[i]),
+                "high": float(interval.high[i]),
+                "n": int(interval.n[i]),
+                "p": float(p[i]),
+                "holm": float(corrected[i]),
+                "better": (a if sign * mean > 0 else b) if significant else None,
+                "photos_needed": int(needed[i]) if np.isfinite(needed[i]) else None,
+            }
+        )
+    return found
+
+
+def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: Sequence[Json]) -> Json:
+    """Ranks with ties for each ranked measure, the share of comparisons that each row won, tied and lost, and
+    the order of the rows: by wins minus losses, then by the mean rank of the plain means."""
+    measures = [name for name in table if MEASURES[name].ranked and len(table[name]) > 1]
+    won, lost, compared = (dict.fromkeys(rows, 0) for _ in range(3))
+    by_measure: dict[str, dict[str, int]] = {}
+    for name in measures:
+        own = [pair for pair in found if pair["measure"] == name]
+        worse = {row: 0 for row in rows if row in table[name]}
+        for pair in own:
+            for row in (pair["a"], pair["b"]):
+                compared[row] += 1
+                won[row] += pair["better"] == row
+                lost[row] += pair["better"] not in (None, row)
+                worse[row] += pair["better"] not in (None, row)
+        by_measure[name] = {row: 1 + count for row, count in worse.items()}
+    plain = {name: _positions(name, table[name]) for name in measures}
+    mean = {row: np.mean([plain[m][row] for m in measures if row in plain[m]] or [np.inf]) for row in rows}
+    order = sorted(rows, key=lambda row: (-(won[row] - lost[row]) / max(compared[row], 1), mean[row]))
+    shares = {
+        row: {
+            "won": won[row] / compared[row],
+            "tied": 1 - (won[row] + lost[row]) / compared[row],
+            "lost": lost[row] / compared[row],
+        }
+        for row in rows
+        if compared[row]
+    }
+    return {"order": order, "by_measure": by_measure, "shares": shares, "agreement": agreement(plain)}
+
+
+def _positions(measure: str, means: Mapping[str, Json]) -> dict[str, float]:
+    """The rank of each row by its mean alone, 1 for the best; equal means share theirs."""
+    sign = MEASURES[measure].sign
+    values = {row: sign * cell["mean"] for row, cell in means.items()}
+    return {
+        row: 1 + sum(b > a for b in values.values()) + (sum(b == a for b in values.values()) - 1) / 2
+        for row, a in values.items()
+    }
+
+
+def agreement(plain: Mapping[str, Mapping[str, float]]) -> Json:
+    """Spearman's correlation between the orders in which two measures put the rows."""
+    return {a: {b: _correlation(plain[a], plain[b]) for b in plain} for a in plain}
+
+
+def _correlation(a: Mapping[str, float], b: Mapping[str, float]) -> float | None:
+    common = [row for row in a if row in b]
+    x, y = (np.array([each[row] for row in common]) for each in (a, b))
+    if len(common) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])

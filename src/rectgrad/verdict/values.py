@@ -1,0 +1,57 @@
+"""Collects the values of finished units: one column per measure and row, and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rectgrad.checks import are_probabilities
+from rectgrad.verdict.case import Case
+from rectgrad.verdict.measures import MEASURES
+from rectgrad.verdict.rows import Row
+from rectgrad.verdict.run import Computed
+
+Columns = dict[str, dict[str, NDArray[np.float64]]]  # measure -> row -> one value per photo, NaN if undefined
+
+
+def columns(case: Case, computed: Computed) -> Columns:
+    found: Columns = {}
+    for (unit, row), chunks in computed.items():
+        n = case.preset.composites if unit == "grid" else len(case.inputs)
+        measures = {key for values in chunks.values() for key in values if key in case.measures}
+        for measure in measures:
+            column = np.full(n, np.nan)
+            for start, values in chunks.items():
+                own = values.get(measure, ())
+                column[start : start + len(own)] = own
+            if np.isfinite(column).any():
+                found.setdefault(measure, {})[row] = column
+    return {measure: found[measure] for measure in case.measures if measure in found}
+
+
+def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[str, str]]:
+    """What could not be judged: measures, methods, and maps that are zero."""
+    found = [
+        {"kind": "measure", "what": MEASURES[name].title, "why": why}
+        for name, why in case.unavailable.items()
+        if MEASURES[name].needs != ("positions", "masks") or case.masks is not None
+    ]
+    if case.has_classes and are_probabilities(case.outputs):
+        why = "its outputs look like probabilities; measures need the values before the softmax"
+        found.append({"kind": "network", "what": "the network", "why": why})
+    for row in rows:
+        own = {unit: chunks for (unit, name), chunks in computed.items() if name == row.name}
+        errors = {
+            values["error"]: unit
+            for unit, chunks in own.items()
+            for values in chunks.values()
+            if "error" in values
+        }
+        found += [{"kind": "method", "what": row.name, "why": why} for why in errors]
+        zero = sum(values.get("zero", 0) for values in own.get("maps", {}).values())
+        if zero:
+            why = f"the maps of {zero} photo{'s are' if zero > 1 else ' is'} zero, and left out"
+            found.append({"kind": "method", "what": row.name, "why": why})
+    return found
