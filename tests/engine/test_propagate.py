@@ -146,6 +146,7 @@ def test_a_record_gives_the_maps_of_attribute_and_runs_the_model_once(name):
     assert torch.allclose(kept.outputs, outputs, rtol=1e-12)
     assert not kept.outputs.requires_grad
     with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         for method in set(ONE_PASS) & set(methods):
             assert_close(kept.attribute(method, **QUICK.get(method, {})), expected[method])
     diagnosed = sum("it ends at layer" in str(each.message) for each in said)  # by another pass
