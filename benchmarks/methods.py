@@ -93,8 +93,9 @@ def one_pass(name: str, batch: int, device: str, captured: bool, methods: dict[s
     return runs
 
 
-def forward_only(name: str, device: str, masks: int) -> dict[str, Run]:
-    """RISE and occlusion, beside as many bare forward passes in batches of the same size."""
+def forward_only(name: str, device: str) -> dict[str, Run]:
+    """RISE and occlusion, beside as many bare forward passes in batches of the same size. With the default
+    options on a GPU, with fewer masks and windows on a CPU."""
     model, x, target = prepared(name, 1, device)
     sizes: list[int] = []
 
@@ -103,10 +104,13 @@ def forward_only(name: str, device: str, masks: int) -> dict[str, Run]:
         return model(inputs)
 
     runs: dict[str, Run] = {}
-    for method, options in (("rise", {"masks": masks}), ("occlusion", {"window": 48, "stride": 44})):
+    few = {"rise": {"masks": 32}, "occlusion": {"window": 48, "stride": 44}}
+    for method in few:
+        options = few[method] if device == "cpu" else {}
         sizes.clear()
         rectgrad.attribute(seen, x, method, target, **options)
-        batches = [x.expand(n, *x.shape[1:]).contiguous() for n in sizes]
+        largest = torch.cat([x] * max(sizes))
+        batches = [largest[:n] for n in sizes]
 
         def bare(batches: list[torch.Tensor] = batches) -> None:
             with torch.no_grad():
@@ -173,7 +177,7 @@ def main() -> None:
             "vit_b_16 batch 1", one_pass("vit_b_16", 1, "cpu", False, attention), "plain", given.rounds // 2
         )
     few = max(3, given.rounds // 6)
-    runs = forward_only("resnet50", given.device, 256 if cuda else 32)
+    runs = forward_only("resnet50", given.device)
     for method in ("rise", "occlusion"):
         pair = {name: runs[name] for name in (f"bare {method}", method)}
         measure(f"resnet50 {method}", pair, f"bare {method}", few)

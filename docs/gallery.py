@@ -1,16 +1,19 @@
-"""Draws the sheets of photos in docs/gallery.md, one photo a row.
+"""Draws the sheets of docs/gallery.md, one photo a row, and those of docs/methods.md, one method a row.
 
-    python docs/gallery.py PHOTOS
+    python docs/gallery.py PHOTOS           # docs/gallery.md
+    python docs/gallery.py PHOTOS methods   # docs/methods.md; about 10 minutes on two cores
 
-PHOTOS is a folder with the files named below. Each row is a call of `rectgrad.explain` with the default
-network and method. For a failure, two more calls cover a part of the photo: first what the map marks, then
-the object itself.
+PHOTOS is a folder with the files named below. Each panel is a call of `rectgrad.explain` with the default
+network. For a failure, two more calls cover a part of the photo: first what the map marks, then the object
+itself.
 """
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 
 import rectgrad
@@ -71,6 +74,47 @@ SHEETS: dict[str, list[Row]] = {
 }
 
 
+# Six photos of the sheets above, and every method in two sheets: its label, its name and its options.
+SIX = [
+    "n01614925_bald_eagle.jpg",
+    "n01632458_spotted_salamander.jpg",
+    "n02391049_zebra.jpg",
+    "n03272010_electric_guitar.jpg",
+    "n03187595_dial_telephone.jpg",
+    "n03788195_mosque.jpg",
+]
+METHODS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
+    "gradients": [
+        ("rectgrad", "rectgrad", {}),
+        ("rectgrad_prr", "rectgrad_prr", {}),
+        ("rectgrad_mod", "rectgrad_mod", {}),
+        ("saliency", "saliency", {}),
+        ("gradient_x_input", "gradient_x_input", {}),
+        ("guided_backprop", "guided_backprop", {}),
+        ("deconv", "deconv", {}),
+        ("smoothgrad", "smoothgrad", {}),
+        ("integrated_gradients", "integrated_gradients", {}),
+        ("expected_gradients", "expected_gradients", {}),
+        ("random", "random", {}),
+    ],
+    "classes": [
+        ("rectgrad", "rectgrad", {}),
+        ("rectgrad_gated", "rectgrad_gated", {}),
+        ("guided_gradcam, rectgrad", "guided_gradcam", {"over": "rectgrad"}),
+        ("guided_gradcam", "guided_gradcam", {}),
+        ("gradcam", "gradcam", {}),
+        ("lrp", "lrp", {}),
+        ("epsilon_lrp", "epsilon_lrp", {}),
+        ("attn_lrp", "attn_lrp", {}),
+        ("excitation_backprop", "excitation_backprop", {}),
+        ("deeplift", "deeplift", {}),
+        ("deeplift_shap", "deeplift_shap", {}),
+        ("occlusion", "occlusion", {}),
+        ("rise, 500 masks", "rise", {"masks": 500}),
+    ],
+}
+
+
 def panels(net: ImageModel, folder: Path, row: Row) -> list[Panel]:
     """Photo, map and overlay, and the photo without each of the parts."""
     photo = Image.open(folder / row.file).convert("RGB")
@@ -93,9 +137,38 @@ def covered(net: ImageModel, photo: Image.Image, box: Box, target: int) -> Expla
     return rectgrad.explain(changed, net, target=target)
 
 
-if __name__ == "__main__":
-    net = rectgrad.models.load()
+def methods_sheet(net: ImageModel, photos: list[Image.Image], name: str) -> Image.Image:
+    """A row of photos, then a row for each method. Above a map: its specificity, if it takes one pass."""
+    inputs = torch.stack([net.prepare(net.crop(photo)) for photo in photos])
+    found = [rectgrad.explain(photo, net) for photo in photos]
+    rows = [[Panel(each.photo, each.target.label) for each in found]]
+    for _, method, options in METHODS[name]:
+        rows.append([])
+        for i, photo in enumerate(photos):
+            others = torch.cat([inputs[:i], inputs[i + 1 :]])
+            own = {**options, "baselines": others} if method == "deeplift_shap" else options
+            map_ = rectgrad.explain(photo, net, method, **own)
+            title = "" if map_.specificity is None else f"specificity {map_.specificity:.2f}"
+            rows[-1].append(Panel(colour(map_.map), title))
+    return sheet(rows, labels=["", *(label for label, _, _ in METHODS[name])], cell=132)
+
+
+def draw_methods(net: ImageModel, folder: Path) -> None:
+    photos = [Image.open(folder / file).convert("RGB") for file in SIX]
+    for name in METHODS:
+        save(methods_sheet(net, photos, name), f"methods-{name}")
+
+
+def draw_gallery(net: ImageModel, folder: Path) -> None:
     for name, rows in SHEETS.items():
         cell = 132 if any(row.parts for row in rows) else 224
-        page = sheet([panels(net, Path(sys.argv[1]), row) for row in rows], cell=cell)
-        page.save(IMAGES / f"gallery-{name}.jpg", quality=85, subsampling=0, optimize=True)
+        save(sheet([panels(net, folder, row) for row in rows], cell=cell), f"gallery-{name}")
+
+
+def save(page: Image.Image, name: str) -> None:
+    page.save(IMAGES / f"{name}.jpg", quality=85, subsampling=0, optimize=True)
+
+
+if __name__ == "__main__":
+    draw = draw_methods if "methods" in sys.argv[2:] else draw_gallery
+    draw(rectgrad.models.load(), Path(sys.argv[1]))

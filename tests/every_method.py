@@ -1,11 +1,11 @@
 """The methods that tests over all of them run, what they need of a network, and options that make the slow
-ones quick."""
+ones quick and let something pass the layers of a small network."""
 
 import rectgrad
 from rectgrad.methods.perturbation import Perturbation
 
 EVERY = [name for name, method in rectgrad.METHODS.items() if method.ready]  # without further options
-POSITIONS = ("gradcam", "guided_gradcam")  # these need an activation with positions
+POSITIONS = ("gradcam", "guided_gradcam", "rectgrad_gated")  # these need an activation with positions
 ANY_NETWORK = [name for name in EVERY if name not in POSITIONS]
 HIDING = [name for name in EVERY if isinstance(rectgrad.METHODS[name], Perturbation)]
 # On any network: those that run the backward pass, and those that run the model.
@@ -16,6 +16,7 @@ QUICK = {
     "integrated_gradients": {"steps": 2},
     "expected_gradients": {"samples": 2},
     "rise": {"masks": 9},
+    "rectgrad_gated": {"q": 80},
 }
 WITHOUT_POSITIONS = ("attention", "library_attention", "folded")  # the networks without a class layer
 

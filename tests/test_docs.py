@@ -5,6 +5,7 @@ A block is left out only by a line `<!-- not run: reason -->` before it; few may
 
 import importlib
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -215,6 +216,38 @@ def test_the_gallery_shows_every_photo_with_its_source():
     assert shown == {f"gallery-{name}.jpg" for name in sheets}
 
 
+ASPECTS = {
+    "formula": "```text",
+    "citation": r"et al\. \(?\d{4}|and \w+ \d{4}",
+    "what it answers": r"\*\*It answers\*\*",
+    "what it cannot": r"\*\*It does not answer\*\*",
+    "cost": r"\*\*Cost\*\*",
+}
+NINE = (
+    "gradcam guided_gradcam lrp attn_lrp excitation_backprop expected_gradients deeplift_shap occlusion rise"
+).split()
+
+
+def test_every_method_is_drawn_on_six_photos_of_the_gallery():
+    script = runpy.run_path(str(ROOT / "docs" / "gallery.py"))
+    gallery = {row.file for rows in script["SHEETS"].values() for row in rows}
+    assert len(set(script["SIX"]) & gallery) == 6
+    drawn = {name for rows in script["METHODS"].values() for _, name, _ in rows}
+    assert set(NINE) <= drawn <= rectgrad.METHODS.keys()
+    page = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    for name, rows in script["METHODS"].items():
+        assert f"](images/methods-{name}.jpg)" in page
+        with Image.open(ROOT / "docs" / "images" / f"methods-{name}.jpg") as picture:
+            assert picture.height == 12 + (1 + len(rows)) * (24 + 132 + 12)  # a row each, and the photos
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_a_method_is_described_in_full(name):
+    page = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## [^\n]*`{name}`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)[1]
+    assert [aspect for aspect, words in ASPECTS.items() if not re.search(words, section)] == []
+
+
 def test_the_comparison_cites_tests_that_exist():
     text = ROOT.joinpath("docs", "comparison.md").read_text(encoding="utf-8")
     cited = set(re.findall(r"`(tests/\w+\.py)`", text))
@@ -249,3 +282,16 @@ def test_the_api_page_has_a_row_for_every_parameter(name):
     section = re.search(rf"^::: [\w.]+\.{name}\n(.*?)^:::", text, flags=re.DOTALL | re.MULTILINE)[1]
     cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
     assert re.findall(r"\w+", " ".join(cells)) == list(inspect.signature(getattr(rectgrad, name)).parameters)
+
+
+def test_the_page_of_questions_shows_the_verdict():
+    verdict = json.loads((ROOT / "results/verdicts/efficientnet_lite0/verdict.json").read_text())
+    text = (ROOT / "docs/which-method.md").read_text()
+    measures = ("insertion_blur", "deletion_blur", "road", "grid_pointing", "specificity")
+    for row in verdict["ranks"]["order"]:
+        name = f"control `{row}`" if row in verdict["controls"] else f"`{row}`"
+        cells = " | ".join(f"{verdict['table'][measure][row]['mean']:.2f}" for measure in measures)
+        assert f"| {name} | {cells} |" in text
+    for question, answer in verdict["answers"].items():
+        line = next(line for line in text.splitlines() if line.startswith(f'| "{question}"'))
+        assert all(f"`{method}`" in line for method in answer)

@@ -431,9 +431,10 @@ def test_a_warning_is_in_the_record_and_the_page_not_on_the_terminal(run, tmp_pa
     first, second = map(json.loads, Path("r/explained.jsonl").read_text().splitlines())
     assert "passed nothing above tau" in first["warnings"][0]
     assert first["specificity"] is second["specificity"] is None
-    assert second["notes"] == ["Specificity –: the map is zero."]
-    assert "1 with warnings" in out
-    assert Path("r/index.html").read_text().count('class="warning"') == 1
+    assert second["notes"][0] == "Specificity –: the map is zero."
+    assert "passed nothing above tau" in second["warnings"][0]
+    assert "2 with warnings" in out
+    assert Path("r/index.html").read_text().count('class="warning"') == 2
 
 
 def test_overlay_or_map_alone_and_smoothed(run, tmp_path):

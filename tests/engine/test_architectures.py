@@ -45,6 +45,9 @@ def test_saliency_is_the_gradient(name: str) -> None:
     same(maps(model, inputs, "saliency", case, kwargs), expected, 1e-12)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*is zero. it ends at layer", "ignore:.*nothing in the input speaks for the class"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_every_method_alone_in_a_batch_and_on_a_record(name: str) -> None:
     case = CASES[name]

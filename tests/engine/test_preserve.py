@@ -76,7 +76,7 @@ def test_a_record_leaves_everything_as_it_was(name: str) -> None:
 def test_layer_attributions_leave_everything_as_they_were(name: str) -> None:
     model, x = Eventful(), images()
     with untouched(model, x):
-        rectgrad.layer_attributions(model, x, name, 2)
+        rectgrad.layer_attributions(model, x, name, 2, **FEW.get(name, {}))
 
 
 @pytest.mark.parametrize("name", ["deeplift", "integrated_gradients"])

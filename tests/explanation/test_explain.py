@@ -188,6 +188,41 @@ def test_a_warning_about_one_picture_is_not_given_to_the_others():
     assert second.warnings
 
 
+@pytest.mark.parametrize("tau", [None, 1e-3])
+def test_every_picture_without_a_map_has_its_warning(tau):
+    """Ties leave nothing above the percentile; faint pictures nothing above tau, each with its own number."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 60), nn.ReLU(), nn.Linear(60, 3)).eval()
+    x = torch.rand(12, 3, 2, 2)
+    net[1].bias.data.zero_() if tau else net[1].bias.data.fill_(1e-3)
+    x[[1, 4, 11]] *= 1e-6 if tau else 0
+    net[3].weight.data.abs_().fill_(0.1)
+    words = "is zero: layer" if tau else "sample 1 is zero, and so are those of 4, 11: layer"
+    with pytest.warns(UserWarning, match=words) as raised:
+        found = rectgrad.explain(x, net, tau=tau, batch_size=12)
+    assert [i for i, each in enumerate(found) if each.warnings] == [1, 4, 11]
+    assert len(raised) == (3 if tau else 1)
+
+
+def test_a_picture_in_which_nothing_speaks_for_the_class():
+    """One reason for each picture: in the first nothing speaks for class 1, the last one is too faint."""
+    net = nn.Sequential(nn.Conv2d(3, 1, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2, bias=False))
+    with torch.no_grad():
+        net[0].weight.fill_(1), net[3].weight.fill_(1), net[3].weight[1].fill_(-1)
+    x = torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + 0.1
+    x[2] *= 1e-6
+    with pytest.warns(UserWarning, match="speaks for .hammer.$|sample 2 is zero") as raised:
+        found = rectgrad.explain(
+            x, net.eval(), "rectgrad_gated", target=[1, 0, 0], labels=["nail", "hammer"], tau=1e-3
+        )
+    assert found[0].warnings == ("nothing in the picture speaks for 'hammer'",)
+    assert found[1].warnings == ()
+    assert "sample 2 is zero: layer '1' with 16 units passed nothing above tau" in found[2].warnings[0]
+    assert [str(each.message) for each in raised] == [*found[0].warnings, *found[2].warnings]
+    with pytest.warns(UserWarning, match="nothing in the input speaks for the class"):
+        rectgrad.explain(x[0], net, "rectgrad_gated", target=rectgrad.contrast(1, 0))
+
+
 def test_a_model_s_own_warnings_are_passed_on():
     class Noisy(nn.Module):
         def forward(self, x):

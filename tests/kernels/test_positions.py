@@ -95,10 +95,10 @@ def test_no_image(call):
 
 def test_the_last_image_before_counts_then_the_first_after():
     found = grids(CONV, ("conv2d", "conv", (N, 8, 6, 2), (N, 8, 6, 2)))
-    found.after = True
+    now = found.now
     found.meet("conv2d", "conv", (N, 8, 2, 6), (N, 8, 2, 6))
     x = numbered(N, 12, 1)
-    assert found.image(x.shape, True)(x).shape == (N, 1, 6, 2)
+    assert found.image(x.shape, True, now)(x).shape == (N, 1, 6, 2)
     assert found.image((N, 8, 2, 6), False) is not None
 
 

@@ -11,7 +11,10 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
+import rectgrad
+from rectgrad import kernels
 from rectgrad.kernels import cuda
 from rectgrad.kernels.reference import SCORES, Reference, percentile
 
@@ -291,6 +294,32 @@ def test_the_backend_is_the_reference(rule, dtype, k):
         score = R.flatten(1)
         assert torch.equal(BACKEND.smallest(score, 100), Reference().smallest(score, 100))
     assert torch.equal(BACKEND.smallest(R.double().flatten(1), 7), R.double().flatten(1).kthvalue(7).values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{"q": 75}, {"tau": 1e-6}, {"q": 50, "rule": "PR2"}, {"q": 50, "rule": "PR4"}]
+)
+def test_a_class_gate_selects_as_the_reference(options, dtype, monkeypatch):
+    """Maps of a whole network, whose rectified activations have positions, but for the last one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(72, 20), nn.ReLU(), nn.Linear(20, 4),
+    )  # fmt: skip
+    model, x = model.eval().to(DEVICE, dtype), torch.randn(2, 3, 8, 8).to(DEVICE, dtype)
+    monkeypatch.setenv("RECTGRAD_KERNELS", "reference")
+    expected = rectgrad.attribute(model, x, "rectgrad_gated", 1, **options)
+    rectified = []
+    rectify = lambda *given: rectified.append(given[0]) or cuda.Cuda.rectify(BACKEND, *given)  # noqa: E731
+    monkeypatch.setattr(BACKEND, "rectify", rectify, raising=False)
+    monkeypatch.setattr(kernels, "_backend", lambda *_: BACKEND)
+    maps = rectgrad.attribute(model, x, "rectgrad_gated", 1, **options)
+    assert [tuple(a.shape) for a in rectified] == [(2, 20), (2, 8, 3, 3), (2, 6, 8, 8)]
+    assert all(bool((a >= 0).all()) for a in rectified)  # scores, whose percentile is at least 0
+    assert maps.flatten(1).any(1).all()
+    assert torch.equal(maps != 0, expected != 0)
+    torch.testing.assert_close(maps, expected)  # equal, but for the order of sums on a GPU
 
 
 def test_the_layers_of_a_pass_share_one_number():

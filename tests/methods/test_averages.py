@@ -15,7 +15,7 @@ from rectgrad import ExpectedGradients, IntegratedGradients, Saliency, SmoothGra
 from rectgrad.engine import points as copies
 from rectgrad.kernels import device
 from rectgrad.kernels.draws import bytes_of, generator_of
-from rectgrad.methods import Method
+from rectgrad.methods import Method, averages
 
 AVERAGES = {
     "smoothgrad": lambda over: SmoothGrad(over, samples=9),
@@ -541,13 +541,13 @@ def test_points_are_made_as_they_are_needed(small, monkeypatch):
     """Fifty copies of a large batch are never there at once."""
     made, most = itertools.count(), []
     monkeypatch.setitem(device.ROWS, "cpu", 8)
-    noisy = SmoothGrad._noisy
+    noisy = averages.noisy
 
-    def counted(self, subject):
-        point = noisy(self, subject)
+    def counted(*args):
+        point = noisy(*args)
         return lambda j: (next(made), point(j))[1]
 
-    monkeypatch.setattr(SmoothGrad, "_noisy", counted)
+    monkeypatch.setattr(averages, "noisy", counted)
     run, _ = watched(small[0], lambda x: most.append(int(repr(made)[6:-1])))
     rectgrad.attribute(run, small[1], SmoothGrad(samples=20), 1)
     assert most[:4] == [1, 1, 4, 8]

@@ -12,11 +12,13 @@ import rectgrad
 from every_method import WITHOUT_POSITIONS
 from networks import NETWORKS
 from rectgrad import GradCAM, GuidedGradCAM, RectGrad, SmoothGrad, UnsupportedModelError
-from rectgrad.engine import backward, capture
+from rectgrad.engine import capture
 from rectgrad.engine.request import Request
 from rectgrad.kernels.class_maps import VARIANTS
+from rectgrad.kernels.draws import noisy
 from rectgrad.rules import class_layer
 from reference.cam import class_map, reference_cam, resize, spread
+from spatial_networks import REFUSED, ChannelsLast, Tokens, bridged, differing, layers_of, vit
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -39,19 +41,6 @@ def largest(out: Tensor, n: int) -> Tensor:
     start = torch.zeros_like(out)
     start.view(-1)[out.argmax()] = 1
     return start
-
-
-def layers_of(trace) -> list[str]:
-    """The names of the class layers, in the order of the forward pass."""
-    rows = zip(trace.rows, trace.layers(), strict=True)
-    return [layer for row, layer in rows if row.rule.endswith("class layer")]
-
-
-def bridged(model: nn.Module) -> nn.Module:
-    """A copy that is explained over the bridge."""
-    model = copy.deepcopy(model)
-    backward.remember_bridged(model)
-    return model
 
 
 # --- the formulas ------------------------------------------------------------------------------------------
@@ -136,27 +125,6 @@ def test_the_trace_names_the_layer(name):
     assert layers_of(kept.trace) == []
 
 
-class Differing(nn.Module):
-    """Samples with a positive mean read all positions of the last activation, the others only one."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
-        self.first, self.last = nn.ReLU(), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.last(self.b(self.first(self.a(x))) + 1)
-        flag = (x.mean((1, 2, 3)) > 0).double()
-        return (flag * y.mean((1, 2, 3)) + (1 - flag) * y.amax((1, 2, 3))).unsqueeze(1)
-
-
-def differing() -> tuple[nn.Module, Tensor]:
-    """Every second sample reads one position."""
-    torch.manual_seed(0)
-    x = torch.randn(4, 2, 6, 6).double()
-    return Differing().double().eval(), x + torch.tensor([1.0, -1, 1, -1]).reshape(4, 1, 1, 1)
-
-
 def test_samples_differ_in_their_class_layer():
     model, x = differing()
     kept = rectgrad.record(model, x)
@@ -205,26 +173,6 @@ def test_a_sample_without_any_gradient_has_a_zero_map():
         assert maps.flatten(1).any(1).tolist() == [False, True]
 
 
-REFUSED = {
-    "dense": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)), (2, 6), r"has shape \(2, 9\)"),
-    "no activation": (
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(32, 3)),
-        (2, 1, 6, 6),
-        "no activation at all",
-    ),
-    "one position": (
-        nn.Sequential(nn.Conv2d(1, 2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3)),
-        (2, 1, 6, 6),
-        r"has shape \(2, 2, 1, 1\)",
-    ),
-    "one pixel is read": (
-        nn.Sequential(nn.Conv2d(1, 2, 1), nn.ELU(), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
-        (2, 1, 6, 6),
-        "reaches several",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_without_a_class_layer_is_refused(name):
     model, shape, words = REFUSED[name]
@@ -247,36 +195,6 @@ def test_as_good_as_nan():
 
 
 # --- tokens and channels last ------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
-        self.fc1, self.act, self.fc2 = nn.Linear(width, 12), nn.GELU(), nn.Linear(12, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.fc2(self.act(self.fc1(x)))
-
-
-class Tokens(nn.Module):
-    """A small ViT, with class and register tokens. reads: the tokens that the head sees."""
-
-    def __init__(self, registers: int, last: bool, reads: slice):
-        super().__init__()
-        self.patches, self.token = nn.Conv2d(3, 8, 3, stride=3), nn.Parameter(torch.randn(1, 1, 8))
-        self.registers = nn.Parameter(torch.randn(1, registers, 8))
-        self.blocks, self.head = nn.Sequential(Block(8), Block(8)), nn.Linear(8, 5)
-        self.last, self.reads = last, reads
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        own = [part.expand(len(x), -1, -1) for part in (self.token, self.registers)]
-        x = torch.cat([x, own[1]] if self.last else [own[1], x], 1)
-        x = torch.cat([own[0], x], dim=1)
-        return self.head(self.blocks(x)[:, self.reads].mean(1))
 
 
 def by_hand(model: Tokens, x: Tensor, block: int) -> Tensor:
@@ -312,20 +230,6 @@ def test_tokens(registers, last, reads, block):
     assert layers_of(kept.trace) == [f"blocks.{block}.act"]
     assert_same(maps, by_hand(model, x, block), 1e-9)
     assert_same(rectgrad.attribute(bridged(model), x, "gradcam"), maps, 1e-9)
-
-
-class ChannelsLast(nn.Module):
-    """As in ConvNeXt: as many channels as rows and columns, so that sizes do not tell them apart."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.up, self.down = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(6, 6), nn.Linear(6, 6)
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x).permute(0, 2, 3, 1)
-        y = self.down(F.gelu(self.up(y))).permute(0, 3, 1, 2)
-        return self.head((self.conv(x) + y).mean((2, 3)))
 
 
 def test_channels_last():
@@ -498,14 +402,9 @@ def test_smoothgrad_averages_finished_maps():
     method = SmoothGrad(over=GradCAM(), samples=6, noise=0.05)
     with torch.no_grad():
         target = model(x).argmax(1)
-    noisy = method._noisy((x,))
-    maps = [rectgrad.attribute(model, *noisy(j), "gradcam", target) for j in range(method.samples)]
+    copies = noisy((x,), 0.05, 0)
+    maps = [rectgrad.attribute(model, *copies(j), "gradcam", target) for j in range(6)]
     assert_same(rectgrad.attribute(model, x, method), sum(maps) / 6, 1e-9)
-
-
-def vit() -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    return Tokens(3, True, slice(0, 1)).double().eval(), torch.randn(4, 3, 9, 12).double()
 
 
 @pytest.mark.parametrize("make", [differing, vit])

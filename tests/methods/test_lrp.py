@@ -381,6 +381,21 @@ def test_contrastive_excitation_is_what_the_opposite_unit_does_not_get():
 # --- averages and captures ---------------------------------------------------------------------------------
 
 
+def test_a_map_without_excitation_names_the_layer_where_it_ends():
+    """Class 0 has negative weights alone; in the second sample, no unit before it is active."""
+    first, last = nn.Linear(2, 3, bias=False).double(), nn.Linear(3, 2, bias=False).double()
+    with torch.no_grad():
+        first.weight.fill_(1)
+        last.weight.copy_(torch.tensor([[-1.0, -2, -3], [1, 2, -3]]))
+    model, x = nn.Sequential(first, nn.ReLU(), last).eval(), torch.tensor([[1.0, 2], [-1, -2]]).double()
+    with pytest.warns(UserWarning, match="sample 0 is zero: it ends at layer '2', where none of its inputs"):
+        assert not rectgrad.attribute(model, x, "excitation_backprop", target=0).any()
+    with pytest.warns(UserWarning, match="sample 1 is zero: it ends at layer '2'"):
+        maps = rectgrad.attribute(model, x, "excitation_backprop", target=1)
+    assert maps.sum(1).tolist() == pytest.approx([1, 0])
+    rectgrad.attribute(model, x[:1], "excitation_backprop", target=1)  # without a warning
+
+
 @pytest.mark.parametrize("over", ["lrp", "attn_lrp", "excitation_backprop"])
 def test_smoothgrad_averages_finished_maps(over):
     model, x = prepare(relu_resnet)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rectgrad
 from networks import NETWORKS
@@ -232,6 +233,35 @@ def test_the_model_runs_without_a_graph(small, method):
     assert set(seen) == {(False, False)}
     assert not maps.requires_grad
     assert x.grad is None
+
+
+class Calls(TorchDispatchMode):
+    """How many operations run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        (RISE(masks=8), RISE(masks=60)),
+        (Occlusion(window=4, stride=4), Occlusion(window=2, stride=1)),
+    ],
+)
+def test_the_parts_of_a_pass_are_hidden_at_once(small, few, many):
+    """The work beside the model's is for each pass, not for each mask or window."""
+    counts = []
+    for method in (few, many):
+        run, rows = watched(small[0])
+        with Calls() as calls:
+            rectgrad.attribute(run, small[1][:1], method, 1)
+        assert len(rows) == 2  # the input alone, then all parts
+        counts.append(calls.count)
+    assert counts[0] == counts[1]
 
 
 def test_copies_share_passes(small):

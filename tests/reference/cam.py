@@ -5,12 +5,15 @@ The class layer is looked for node by node, from the output to the input. Nodes 
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from reference.graph import RECTIFIERS, Run, combined, family, output_node, plain, run, trace
+
+Image = Callable[[Tensor], Tensor | None]
 
 
 def gradients(record: Run, R: Tensor) -> dict[fx.Node, Any]:
@@ -39,12 +42,17 @@ def comes_from_activations(record: Run, node: fx.Node) -> bool:
     return is_activation(record, node) or (pooled and comes_from_activations(record, below[0]))
 
 
-def class_layer(record: Run, arriving: dict[fx.Node, Any]) -> fx.Node:
+def channels_first(x: Tensor) -> Tensor | None:
+    """x as (1, C, d1..dk), if it has more than one position. A network with tokens needs another function."""
+    return x if x.dim() > 2 and math.prod(x.shape[2:]) > 1 else None
+
+
+def class_layer(record: Run, arriving: dict[fx.Node, Any], image: Image = channels_first) -> fx.Node:
     """The last activation whose gradient is non-zero at more than one position."""
     for node in reversed(record.graph.graph.nodes):
         if node in arriving and node.op.startswith("call") and is_activation(record, node):
-            R = arriving[node]
-            if R.dim() > 2 and int((R[0] != 0).any(0).sum()) > 1:
+            R = image(arriving[node])
+            if R is not None and int((R[0] != 0).any(0).sum()) > 1:
                 return node
     raise LookupError("there is no class layer")
 
@@ -90,6 +98,26 @@ def spread(cam: Tensor, x: Tensor) -> Tensor:
     if x.dim() - 2 != cam.dim():
         return torch.zeros_like(x)
     return (resize(cam, tuple(x.shape[2:])) / x.shape[1]).expand(x.shape)
+
+
+def class_gate(record: Run, R: Tensor, image: Image = channels_first) -> Tensor:
+    """Where the class is: HiResCAM's map at the class layer with a maximum of 1, (d1..dk). R: the gradient of
+    the score at the output."""
+    arriving = gradients(record, R)
+    node = class_layer(record, arriving, image)
+    cam = class_map(image(record.values[node])[0], image(arriving[node])[0], "hirescam")
+    return cam / cam.max() if cam.max() > 0 else cam
+
+
+def gate_at(gate: Tensor, a: Tensor, image: Image = channels_first) -> Tensor:
+    """What an activation's scores are multiplied by, one number for each unit: 1 where it has no position."""
+    g = torch.ones_like(a)
+    seen = image(g)
+    if seen is not None and seen.dim() - 2 == gate.dim():
+        values = resize(gate, tuple(seen.shape[2:]))
+        for place in itertools.product(*map(range, values.shape)):
+            seen[(slice(None), slice(None), *place)] = values[place]
+    return g
 
 
 def one_cam(graph: fx.GraphModule, sample: tuple[Tensor, ...], start: Any, variant: str = "gradcam") -> Any:

@@ -11,6 +11,7 @@ from reference.rectified import deconv_rule, guided_rule, rectgrad_rule
 PRESETS = {
     "rectgrad_prr": ("rectgrad", {"prr": True}),
     "rectgrad_mod": ("rectgrad", {"rule": "mod"}),
+    "rectgrad_gated": ("rectgrad", {"gate": "class"}),
 }
 Maps = tuple[Tensor, ...]
 RAW = {"saliency": lambda: plain, "gradient_x_input": lambda: plain, "rectgrad": rectgrad_rule,

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from reference.cam import Image, channels_first, class_gate, gate_at
 from reference.graph import RECTIFIERS, Rule, Run, Shares, family, output_node, plain
 from reference.windows import mask_of, prr_max_pool, windows_of
 
@@ -30,10 +31,15 @@ def rectified(
     rule: str = "PR1",
     interpolation: str = "nearest",
     margins: list[float] | None = None,
+    g: Tensor | None = None,
 ) -> Tensor:
-    """R where score > tau, else 0. `margins` collects how far the nearest other score is from tau."""
+    """R where score > tau, else 0. `margins` collects how far the nearest other score is from tau. With g the
+    scores are multiplied by it, and tau is at least 0."""
     scores = [score(*unit, rule) for unit in zip(a.flatten().tolist(), R.flatten().tolist(), strict=True)]
+    if g is not None:
+        scores = [s * each for s, each in zip(scores, g.flatten().tolist(), strict=True)]
     limit = tau_of(scores, q, interpolation) if tau is None else tau
+    limit = limit if g is None else max(limit, 0.0)
     if margins is not None:
         largest = max(abs(s) for s in scores) or 1.0
         margins += [abs(s - limit) / largest for s in scores if s != limit]
@@ -74,12 +80,21 @@ def rectgrad_rule(
     prr: bool = False,
     interpolation: str = "nearest",
     margins: list[float] | None = None,
+    gate: str | None = None,
+    image: Image = channels_first,
 ) -> Rule:
+    class_map = torch.empty(0)
+
     def step(record: Run, node: fx.Node, R: Tensor) -> Shares:
+        nonlocal class_map
         kind = family(node)
+        if gate is not None and node is output_node(record.graph):
+            class_map = class_gate(record, R, image)
         if kind in RECTIFIERS:
             here = rule if rule != "mod" else "PR1" if node in last_rectifiers(record) else "PR2"
-            return [(node.args[0], rectified(record.values[node], R, q, tau, here, interpolation, margins))]
+            a = record.values[node]
+            g = None if gate is None else gate_at(class_map, a, image)
+            return [(node.args[0], rectified(a, R, q, tau, here, interpolation, margins, g))]
         if kind == "conv" and padding_trick:
             return plain(record, node, R * mask_of(record, node))
         if kind in ("max_pool", "adaptive_max_pool") and prr:

@@ -41,9 +41,14 @@ class Plan:
     facts: ClassVar[tuple[Finder, ...]] = ()  # what its rules ask about an op's surroundings
     per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
     everything: ClassVar[bool] = False  # its pass keeps every op, with the names of layers
+    class_layers: Sequence[Op] = ()  # that its gate was found at
 
     def rules(self) -> Rules:
         return {}
+
+    def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
+        """The plan with what it must know about a pass before it goes back."""
+        return self
 
     def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
         """What a backward pass of a request gives, one tensor for each input."""
@@ -117,6 +122,7 @@ class Pass:
                 state.rules, state.observe = {}, None
                 for op in self.ops:  # facts refer to other ops, and these to their facts
                     op.facts = NO_FACTS
+                    op.rule += ", class layer" * (op in method.class_layers)
         if method.rectifies and not state.ran & ops.RECTIFIERS:
             raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace))
         return tuple(

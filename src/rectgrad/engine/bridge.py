@@ -260,9 +260,9 @@ class BridgeRecorder(ForwardMode):
 
     def _run(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """The call as it is, after what it writes was protected."""
-        written, out = _written(spec, args, kwargs), kwargs.get("out")
-        if written is not None or out is not None:
-            self._protect((written, out))
+        for target in (_written(spec, args, kwargs), kwargs.get("out")):
+            if target is not None:
+                self._protect(target)
         return func(*args, **kwargs)
 
     def _protect(self, target: Any) -> None:

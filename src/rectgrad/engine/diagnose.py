@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, first, per_sample
+from rectgrad.engine.op import Op, first
+from rectgrad.kernels.reference import per_sample
 
 if TYPE_CHECKING:
     from rectgrad.engine.backward import Maps, Pass
@@ -89,38 +91,46 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
 
 
 def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
-    """Name the layer that stopped a map that is zero, and what would let something through."""
+    """Name the layer that stopped each map that is zero, and what would let something through."""
     if not method.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
-    sample = first_wrong(request, torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0))
-    if sample is not None and (sentence := _stopped_at(request, method, sample)):
-        warn(f"the map of sample {request.number(sample)} is zero: {sentence}")
+    zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
+    if first_wrong(request, zero) is None:
+        return
+    samples: dict[str, dict[int, None]] = {}  # by what stopped them
+    for row, sentence in _stopped_at(request, method, zero.nonzero().flatten().tolist()):
+        samples.setdefault(sentence, {})[request.number(row)] = None
+    for sentence, (sample, *others) in samples.items():
+        too = f", and so are those of {', '.join(map(str, others))}" if others else ""
+        warn(f"the map of sample {sample} is zero{too}: {sentence}")
 
 
-def _stopped_at(request: Request, method: Any, sample: int) -> str | None:
-    """The last layer that the sample's gradient reached: it let nothing through."""
-    row = sample
-    if request.passed is None:
-        request, row = request.rows(sample, sample + 1), 0
+def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tuple[int, str]]:
+    """For each row, the last layer that its gradient reached: it let nothing through."""
+    start = 0 if request.passed else rows[0]
+    request = request if request.passed else request.rows(start, rows[-1] + 1)
     again = request.passed or request.recording(method, named=True)
-    last: list[tuple[Op, str | None]] = []
+    last: dict[int, tuple[Op, str | None]] = {}
 
     def look(op: Op, R: Tensor) -> None:
-        if op.family in ops.RECTIFIERS and not op.facts.gate and bool(R.reshape(op.batch, -1)[row].any()):
-            last[:] = [(op, _advice(op, R, row))]
+        if op.family in ops.RECTIFIERS and not op.facts.gate:
+            arrived = R.reshape(op.batch, -1).any(1).tolist()
+            last.update({row: (op, _advice(op, R, row - start)) for row in rows if arrived[row - start]})
 
     scores = again.scores(request.resolved(again.outputs))
+    method = method.prepared(request, again, scores)
     again.backward(method, scores, once=False, observe=look)
-    for op, advice in last:
+    for row, (op, advice) in last.items():
         if advice:
             units = math.prod(op.shape) // op.batch
-            return f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
-    if "conv" in method.rules():  # did the padding trick remove what was left?
+            yield row, f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
+    left = [row for row in rows if row not in last or not last[row][1]]
+    if left and "conv" in method.rules():  # did the padding trick remove what was left?
         without = again.backward(method, scores, once=False, without="conv")
-        if any(bool(x[row].any()) for x in without):
-            where = "at positions where convolutions saw padding"
-            return f"all that passed was {where}; padding_trick=False keeps it"
-    return None
+        where = "at positions where convolutions saw padding"
+        for row in left:
+            if any(bool(x[row - start].any()) for x in without):
+                yield row, f"all that passed was {where}; padding_trick=False keeps it"
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:

@@ -235,11 +235,6 @@ def first(result: Any) -> Tensor:
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
-def per_sample(x: Tensor) -> Tensor:
-    """x with one row for each sample."""
-    return x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-
-
 def storage_id(x: Tensor) -> int:
     """Equal for tensors that share memory: where their storage begins. To ask for the storage itself takes
     many times as long."""

@@ -191,7 +191,7 @@ class Request:
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         self.last = passed
-        maps = method.result(self, passed, scores)
+        maps = method.prepared(self, passed, scores).result(self, passed, scores)
         if self.region is not None and maps[0].is_cuda and self.suspicions is None:
             self.region.settle()  # while the device is at work
         if not self.diagnosing:

@@ -176,7 +176,8 @@ def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in nested lists, tuples and dicts."""
-    return (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    leaves = [value] if isinstance(value, Tensor) else _pytree.tree_leaves(value)
+    return (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def unwrapped(x: Tensor) -> Tensor:

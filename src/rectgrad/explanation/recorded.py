@@ -17,6 +17,7 @@ from rectgrad.explanation.network import Network, Prepared
 from rectgrad.explanation.result import Explanation
 from rectgrad.explanation.trust import Specificity, caution, specificity
 from rectgrad.explanation.warning_log import WarningLog
+from rectgrad.kernels.class_maps import SILENT
 from rectgrad.methods import Method, RandomMap
 from rectgrad.methods.catalog import name_of
 from rectgrad.models import Guess
@@ -64,9 +65,8 @@ def answers(
     trace, messages = without_tensors(recorded.trace), list(log.messages)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     found = _specificities(recorded, method, maps, scores, index, requested)
-    del log.messages[len(messages) :]  # a zero map of the other class is expected
     on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch))
-    return [
+    explanations = [
         Explanation(
             map=on_cpu[i].clone(),
             outputs=_outputs(recorded, scores, i),
@@ -75,7 +75,7 @@ def answers(
             method=method,
             photo=batch[i].photo,
             trace=trace,
-            warnings=tuple(message for message in messages if _concerns(message, i)),
+            warnings=_warnings(messages, i, guesses[i][0].label if index is not None else None),
             specificity=value,
             specificity_note=_note(Specificity(value, note), method),
             model=network.name,
@@ -83,6 +83,9 @@ def answers(
         )
         for i, (value, note) in enumerate(found)
     ]
+    # Without those about the other class, for which a zero map is expected.
+    log.messages[:] = dict.fromkeys(message for each in explanations for message in each.warnings)
+    return explanations
 
 
 def _scores(recorded: Answered, n: int) -> Tensor | None:
@@ -165,7 +168,15 @@ def _missing(method: Method, scores: Tensor | None, index: Tensor | None, reques
     return ""
 
 
+def _warnings(messages: Sequence[str], i: int, label: str | None) -> tuple[str, ...]:
+    """The messages about the i-th sample or about the whole batch. label: the explained class."""
+    own = tuple(message for message in messages if _concerns(message, i))
+    if label is None:
+        return own
+    silent = f"nothing in the picture speaks for {label!r}"
+    return tuple(silent if message.endswith(SILENT) else message for message in own)
+
+
 def _concerns(message: str, i: int) -> bool:
-    """Whether a warning is about the i-th sample of the batch, or about the whole batch."""
-    sample = re.search(r" of sample (\d+) ", message)
-    return sample is None or int(sample[1]) == i
+    samples = re.search(r" of sample \d+(?: is zero, and so are those of [\d, ]+)?", message)
+    return samples is None or str(i) in re.findall(r"\d+", samples[0])

@@ -75,6 +75,14 @@ def joined(point: Callable[[int], Tensors]) -> Callable[[int, int], Tensors]:
     return lambda start, stop: tuple(map(torch.cat, zip(*map(point, range(start, stop)), strict=True)))
 
 
+def quadrature(n: int, kind: str) -> list[tuple[float, float]]:
+    """(position between baseline and input, weight) of n evaluations; the weights sum to 1."""
+    if kind == "right":
+        return [((i + 1) / n, 1 / n) for i in range(n)]
+    inner = 1 / (n - 1)
+    return [(i * inner if i < n - 1 else 1.0, inner / 2 if i in (0, n - 1) else inner) for i in range(n)]
+
+
 def weighted_sum(terms: Any) -> Tensors:
     """Sums of weight * maps; half types are added up in float32."""
     total: list[Tensor] = []

@@ -12,12 +12,14 @@ Grad-CAM++ explains exp(score); the factor exp(score) of its weights is left out
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rectgrad.kernels.positions import Image
 from rectgrad.kernels.reference import wide
 
 _Terms = Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
@@ -27,6 +29,7 @@ VARIANTS: dict[str, _Terms] = {
     "layercam": lambda a, R, p: a * R.clamp(min=0),
     "gradcam++": lambda a, R, p: a * (R.clamp(min=0) / (2 + R * a.sum(p, True))).sum(p, True),  # over R^2
 }
+SILENT = "nothing in the input speaks for the class"  # where the class map is 0 everywhere
 _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
@@ -48,3 +51,46 @@ def placed(cam: Tensor, rows: Tensor, maps: Tensor) -> Tensor:
         return maps
     values = (resized(cam, maps.shape[2:]) / maps.shape[1]).to(maps)
     return torch.where(rows.to(maps.device).reshape(-1, *(1,) * (maps.dim() - 1)), values, maps)
+
+
+def largest_one(cam: Tensor) -> Tensor:
+    """Each sample's class map divided by its largest value; what is 0 everywhere stays so."""
+    largest = cam.amax(tuple(range(1, cam.dim())), keepdim=True)
+    return cam / largest.masked_fill(largest == 0, 1)
+
+
+class Gate:
+    """Class maps of some rows each, (rows, cam), scaled to a maximum of 1, for tensors of any size."""
+
+    def __init__(self, cams: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._cams = [(rows, largest_one(cam)) for rows, cam in cams]
+        self._known: dict[Any, Tensor | None] = {}
+
+    def at(self, image: Image | None, shape: tuple[int, ...]) -> Tensor | None:
+        """One value for each position of a tensor of this shape, in a shape that broadcasts; 1 where it has
+        none, as class tokens. None if it has no positions of as many dimensions."""
+        if image is None or not self._cams:
+            return None
+        sizes = (*shape[:-1], 1) if image.channels_last else (shape[0], 1, *shape[2:])
+        if (image, sizes) not in self._known:
+            self._known[image, sizes] = self._resized(image, self._cams[0][1].new_ones(sizes))
+        return self._known[image, sizes]
+
+    def silent(self, row: int) -> bool:
+        """Whether a row's class map is 0 everywhere."""
+        return not any(bool(rows[row]) and bool(cam[row].any()) for rows, cam in self._cams)
+
+    def _resized(self, image: Image, g: Tensor) -> Tensor | None:
+        seen = image(g)
+        if any(cam.dim() != seen.dim() for _, cam in self._cams):
+            return None
+        seen.zero_()
+        for rows, cam in self._cams:
+            chosen = rows.to(g.device).reshape(-1, *(1,) * (seen.dim() - 1))
+            seen.copy_(torch.where(chosen, resized(cam, seen.shape[2:]), seen))
+        return g
+
+
+def unknown_gate(_: object) -> Tensor:
+    """In the place of the gate, in rules that do not belong to one pass."""
+    raise ValueError("gate='class' differs from pass to pass: use rectgrad.attribute, not its rules alone")

@@ -47,8 +47,9 @@ class Windows:
 
 def _covered(along: Sequence[range], side: int) -> Tensor:
     """(places, side): whether a place covers a position."""
+    ends = torch.tensor([(each.start, each.stop) for each in along], device="cpu")
     positions = torch.arange(side, device="cpu")
-    return torch.stack([(positions >= each.start) & (positions < each.stop) for each in along])
+    return (ends[:, :1] <= positions) & (positions < ends[:, 1:])
 
 
 class Masks:

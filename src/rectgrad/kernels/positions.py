@@ -6,30 +6,43 @@ may be class and register tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import prod
+from typing import NamedTuple
 
 from torch import Tensor
 
 from rectgrad.ops.table import CHANGES_SHAPE
 
 Sizes = tuple[int, ...]
-Image = Callable[[Tensor], Tensor]  # from a tensor to (N, C, d1..dk)
+
+
+class Image(NamedTuple):
+    """How to see the positions of a tensor; called with one, it returns a view, (N, C, d1..dk)."""
+
+    channels_last: bool
+    grid: Sizes
+    first: int  # of the tokens in the grid
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.movedim(-1, 1) if self.channels_last else x
+        if x.dim() > 3:
+            return x
+        return x[:, :, self.first : self.first + prod(self.grid)].unflatten(2, self.grid)
 
 
 class Grids:
-    """The images that a pass meets, of as many dimensions as one of its inputs. A later one replaces an
-    earlier one of as many positions, until `after` is set: then the first one counts."""
+    """The images that a pass meets, of as many dimensions as one of its inputs. `now`: the calls so far."""
 
     def __init__(self, n: int, dims: Iterable[int]) -> None:
         self._n, self._dims = n, frozenset(dims)
-        # By the sizes of a tensor's positions, or the number of tokens: the image and its first token.
-        self._seen: dict[Sizes, tuple[Sizes, int]] = {}
-        self.after = False
+        # By the sizes of a tensor's positions, or the number of tokens: when, the image and its first token.
+        self._seen: dict[Sizes, list[tuple[int, Sizes, int]]] = {}
+        self.now = 0
 
     def meet(self, name: str, family: str | None, source: Sizes, shape: Sizes) -> None:
         """A call by its name and family, with the shapes of its first input and its result."""
-        source, shape = tuple(source), tuple(shape)
+        self.now, source, shape = self.now + 1, tuple(source), tuple(shape)
         if family in ("conv", "conv_transpose", "max_pool", "avg_pool"):
             for each in (source, shape):
                 self._add(each[2:] if each[:1] == (self._n,) else ())
@@ -47,7 +60,7 @@ class Grids:
         lengths, start = list(lengths), 0
         for length, data in lengths:
             if data and (length,) in self._seen:
-                grid, first = self._seen[length,]
+                _, grid, first = self._seen[length,][-1]
                 self._note((sum(each for each, _ in lengths),), grid, start + first)
             start += length
 
@@ -57,22 +70,19 @@ class Grids:
             self._note((prod(grid),), grid)
 
     def _note(self, sizes: Sizes, grid: Sizes, first: int = 0) -> None:
-        if not self.after or sizes not in self._seen:
-            self._seen[sizes] = grid, first
+        self._seen.setdefault(sizes, []).append((self.now, grid, first))
 
-    def image(self, shape: Sizes, last: bool) -> Image | None:
-        """How to turn tensors of a shape into (N, C, d1..dk); None if they have no positions. last: the layer
-        that made them keeps its channels last, which counts where sizes do not tell."""
+    def image(self, shape: Sizes, last: bool, now: int | None = None) -> Image | None:
+        """Of tensors of a shape; None if they have no positions. last: the layer that made them keeps its
+        channels last, which counts where sizes do not tell. Of several images of as many positions, the last
+        one that was met until `now` counts, or the first one after it."""
         shape = tuple(shape)
         if len(shape) < 3 or shape[0] != self._n:
             return None
         for channels_last in (last, not last) if len(shape) > 3 else (last,):
             sizes = shape[1:-1] if channels_last else shape[2:]
             if sizes in self._seen:
-                grid, first = self._seen[sizes]
-                return lambda x: _image(x.movedim(-1, 1) if channels_last else x, grid, first)
+                seen = self._seen[sizes]
+                before = [each for each in seen if now is None or each[0] <= now]
+                return Image(channels_last, *(before[-1] if before else seen[0])[1:])
         return None
-
-
-def _image(x: Tensor, grid: Sizes, first: int) -> Tensor:
-    return x if x.dim() > 3 else x[:, :, first : first + prod(grid)].unflatten(2, grid)

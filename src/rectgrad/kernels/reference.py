@@ -31,6 +31,11 @@ def precise(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
+def per_sample(x: Tensor) -> Tensor:
+    """x with one row for each sample."""
+    return x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+
+
 def rank(d: int, q: float) -> int:
     """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
     return d - round((d - 1) * (1 - q / 100))
@@ -107,3 +112,15 @@ def largest_q(s: Tensor, interpolation: str) -> float:
     while not passes(s, hundredths / 100, interpolation):
         hundredths -= 1
     return hundredths / 100
+
+
+def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:
+    """What would let something through a layer with these scores; None if something did go through."""
+    if tau is not None:
+        stopped = bool(0 < s.max() <= tau)
+        return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
+    if passes(s, q, interpolation) or not bool(s.max() > 0):
+        return None
+    if bool((s < s.max()).any()):
+        return f"at q={q:g}; the largest q that passes one unit is {largest_q(s, interpolation):.2f}"
+    return f"at q={q:g}; no percentile passes scores that are all the same, a constant tau does"

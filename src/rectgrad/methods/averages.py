@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rectgrad.engine.op import wide
 from rectgrad.engine.points import Ask
 from rectgrad.engine.request import Request
 from rectgrad.kernels.baseline import (
     baselines,
-    column,
     differences_times,
     each_baseline,
     joined,
-    value_range,
+    quadrature,
     weighted_sum,
     with_rows,
 )
-from rectgrad.kernels.draws import generators
+from rectgrad.kernels.draws import between, noisy
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option, wrong_option
@@ -67,19 +63,9 @@ class SmoothGrad(Average):
         return self._mean(request, lambda over, noisy: over.maps(noisy))
 
     def _mean(self, request: Request, ask: Ask) -> Maps:
-        maps = self.over.at_points(ask, request, joined(self._noisy(request.inputs)), self.samples)
+        copies = joined(noisy(request.inputs, self.noise, self.seed))
+        maps = self.over.at_points(ask, request, copies, self.samples)
         return weighted_sum((1 / self.samples, m) for m in maps)
-
-    def _noisy(self, inputs: Maps) -> Callable[[int], Maps]:
-        scale, drawing = [self.noise * value_range(x) for x in inputs], generators(inputs, self.seed)
-        normal = partial(torch.randn, dtype=torch.float32, device="cpu")
-
-        def point(j: int) -> Maps:
-            own = drawing(j)
-            noise = (torch.stack([normal(x.shape[1:], generator=each) for each in own]).to(x) for x in inputs)
-            return tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, noise, strict=True))
-
-        return point
 
 
 @dataclass(frozen=True)
@@ -104,20 +90,12 @@ class IntegratedGradients(Average):
     def raw(self, request: Request) -> Maps:
         x0 = baselines(self.baseline, request.inputs)
         ends = list(zip(request.inputs, x0, strict=True))
-        points = self._points()[::-1]
+        points = quadrature(self.steps, self.quadrature)[::-1]
         # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
         points.insert(0, points.pop(self.steps // 3))
         steps = joined(lambda i: tuple(b + points[i][0] * (x.detach() - b) for x, b in ends))
         maps = self.over.at_points(_raw, request, steps, self.steps)
         return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
-
-    def _points(self) -> list[tuple[float, float]]:
-        """(position between baseline and input, weight); the weights sum to 1."""
-        n = self.steps
-        if self.quadrature == "right":
-            return [((i + 1) / n, 1 / n) for i in range(n)]
-        inner = 1 / (n - 1)
-        return [(i * inner if i < n - 1 else 1.0, inner / 2 if i in (0, n - 1) else inner) for i in range(n)]
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         return differences_times(raw, inputs, self.baseline)
@@ -142,26 +120,12 @@ class ExpectedGradients(Average):
     title: ClassVar[str] = "expected gradients"
 
     def raw(self, request: Request) -> Maps:
-        drawn = self._drawn(tuple(x.detach() for x in request.inputs))
+        inputs = tuple(x.detach() for x in request.inputs)
+        given = blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
+        drawn = between(inputs, given, self.seed)
         maps = self.over.at_points(_raw, request, joined(lambda j: drawn(j)[0]), self.samples)
         products = (map(torch.mul, drawn(j)[1], m) for j, m in enumerate(maps))
         return weighted_sum((1 / self.samples, tuple(each)) for each in products)
-
-    def _drawn(self, inputs: Maps) -> Callable[[int], tuple[Maps, Maps]]:
-        """From a number to a point between a baseline and the input, and input - baseline."""
-        given = blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
-        uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
-        drawing = generators(inputs, self.seed)
-
-        def drawn(j: int) -> tuple[Maps, Maps]:
-            u, t = torch.stack([uniform(generator=each) for each in drawing(j)]).T
-            rows = list(enumerate((u.double() * len(given)).int().tolist()))
-            chosen = (torch.stack([given[i][k][n] for n, i in rows]) for k in range(len(inputs)))
-            away = tuple(wide(x) - wide(b) for x, b in zip(inputs, chosen, strict=True))
-            points = (wide(x) - column(1 - t, x).to(d) * d for x, d in zip(inputs, away, strict=True))
-            return tuple(map(Tensor.to, points, kinds)), tuple(map(Tensor.to, away, kinds))
-
-        return drawn
 
 
 def _raw(over: Method, request: Request) -> Maps:

@@ -71,7 +71,7 @@ class GuidedGradCAM(Method):
         marked = [op for op in alone.last.ops if op.rule != "plain"] if alone.last is not None else []
         maps = self.over.maps(request)
         for op in marked:
-            op.rule += ", class layer"
+            op.rule = op.rule.removesuffix(", class layer") + ", class layer"
         return tuple(m * c * m.shape[1:2].numel() for m, c in zip(maps, cams, strict=True))
 
     def rows(self, start: int, stop: int, inputs: Maps) -> Method:

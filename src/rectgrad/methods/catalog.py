@@ -21,6 +21,7 @@ METHODS: dict[str, Method] = {
     "rectgrad": RectGrad(),
     "rectgrad_prr": RectGrad(prr=True),
     "rectgrad_mod": RectGrad(rule="mod"),
+    "rectgrad_gated": RectGrad(gate="class"),
     "saliency": Saliency(),
     "gradient_x_input": GradientXInput(),
     "guided_backprop": GuidedBackprop(),

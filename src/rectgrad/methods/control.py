@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from rectgrad.engine.diagnose import check_inputs
 from rectgrad.engine.request import Request
-from rectgrad.kernels.draws import bytes_of, generator_of
+from rectgrad.kernels.draws import uniform
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import option
 
@@ -26,11 +23,4 @@ class RandomMap(Method):
 
     def raw(self, request: Request) -> Maps:
         check_inputs(request.inputs)
-        return tuple(self._noise(x.detach().cpu()).to(x) for x in request.inputs)
-
-    def _noise(self, x: Tensor) -> Tensor:
-        """One transfer from the device and back for all samples."""
-        y = torch.empty(x.shape, dtype=torch.float32, device="cpu")
-        for own, values in zip(y, x, strict=True):
-            own.uniform_(generator=generator_of(str(self.seed).encode(), bytes_of(values)))
-        return y
+        return tuple(uniform(x.detach().cpu(), self.seed).to(x) for x in request.inputs)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
-from rectgrad.engine.op import Rules, per_sample
+from rectgrad.engine.op import Rules
 from rectgrad.engine.request import Request
 from rectgrad.kernels.baseline import baselines, differences_times, each_baseline, weighted_sum, with_rows
+from rectgrad.kernels.reference import per_sample
 from rectgrad.methods.method import Maps, Method
 from rectgrad.methods.options import check_baseline, option
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from rectgrad import rules
 from rectgrad.engine.diagnose import first_wrong, warn
 from rectgrad.engine.facts import Finder
-from rectgrad.engine.op import Op, Rules, per_sample
+from rectgrad.engine.op import Op, Rules
 from rectgrad.engine.request import Request
 from rectgrad.engine.torch_private import map_tensors
+from rectgrad.kernels.reference import per_sample
 from rectgrad.kernels.relevance_ops import COMPOSITES, Account, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
@@ -117,6 +118,18 @@ class ExcitationBackprop(Method):
     def rules(self) -> Rules:
         return rules.excitation_rules(self.contrastive)
 
+    def raw(self, request: Request) -> Maps:
+        raw = super().raw(request)
+        if not request.diagnosing:
+            zero = torch.stack([(per_sample(m) == 0).all(1) for m in raw]).all(0)
+            if (i := first_wrong(request, zero)) is not None:
+                layer = _last_layer(request.rows(i, i + 1), self)
+                why = "none of its inputs is positive and has a positive weight"
+                warn(
+                    f"the map of sample {request.number(i)} is zero: it ends at layer {layer!r}, where {why}"
+                )
+        return raw
+
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         maps = times(raw, inputs)
         return tuple(m.clamp(min=0) for m in maps) if self.contrastive else maps
@@ -153,3 +166,11 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
     again = request.watched(look)
     method.raw(again)
     return again.trace.layer_of(found[0]) if found and again.trace is not None else "input"
+
+
+def _last_layer(request: Request, method: Any) -> str:
+    """The layer beyond which no relevance goes."""
+    reached: list[Op] = []
+    again = request.watched(lambda op, R: reached.append(op) if bool(R.any()) else None)
+    method.raw(again)
+    return again.trace.layer_of(reached[-1]) if reached and again.trace is not None else "output"

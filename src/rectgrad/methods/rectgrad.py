@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from rectgrad import ops, rules
-from rectgrad.engine.facts import Finder, find_last
+from rectgrad.engine.backward import Pass, Plan
+from rectgrad.engine.facts import Finder, find_channels, find_gates, find_last
 from rectgrad.engine.op import Rules
+from rectgrad.engine.request import Request
+from rectgrad.kernels.class_maps import unknown_gate
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
 
@@ -17,10 +22,7 @@ class RectGrad(Method):
     """Gradient passes an activation where activation * gradient exceeds the layer's q-th percentile."""
 
     q: float = option(
-        98.0,
-        "Percentile of a layer's scores that a unit must exceed, 0 to 100; default: 98.",
-        low=0,
-        high=100,
+        98.0, "Percentile of a layer's scores that a unit must exceed; default: 98.", low=0, high=100
     )
     tau: float | None = option(None, "Constant threshold that replaces the percentile.")
     rule: str = option(
@@ -35,23 +37,32 @@ class RectGrad(Method):
     interpolation: str = option(
         "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
     )
+    gate: str | None = option(
+        None, "What multiplies the scores: class, where the class is; default: nothing.", choices=("class",)
+    )
     rectifies: ClassVar[bool] = True
     thresholds: ClassVar[bool] = True
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod")
+        return "RectGrad" + " PRR" * self.prr + " mod" * (self.rule == "mod") + " gated" * bool(self.gate)
 
     @property
     def per_sample(self) -> bool:  # type: ignore[override]
-        return self.tau is None
+        return self.tau is None or self.gate is not None
 
     @property
     def facts(self) -> tuple[Finder, ...]:  # type: ignore[override]
-        return (find_last,) if self.rule == "mod" else ()
+        return (find_last,) * (self.rule == "mod") + (find_channels,) * bool(self.gate)
 
     def rules(self) -> Rules:
-        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation)
+        return rules.class_layer_rules(self.gated(unknown_gate)) if self.gate else self.gated(None)
+
+    def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
+        return GatedRectGrad(self, request, passed, scores) if self.gate else self
+
+    def gated(self, gate: Any) -> Rules:
+        rectified = rules.rectified(self.q, self.tau, self.rule, self.interpolation, gate=gate)
         result = dict.fromkeys(ops.RECTIFIERS, rectified)
         if self.padding_trick:
             result["conv"] = rules.masked_padding()
@@ -62,3 +73,13 @@ class RectGrad(Method):
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
         maps = times(raw, inputs) if self.multiply_by_input else raw
         return tuple(m.clamp(min=0) for m in maps) if self.positive_only else maps
+
+
+class GatedRectGrad(Plan):
+    """RectGrad in a pass whose gate is known: first the plan of the walk that finds it."""
+
+    def __init__(self, method: RectGrad, request: Request, passed: Pass, scores: Tensor) -> None:
+        self.facts, self.rules = (find_gates,), rules.class_layer_rules  # type: ignore[misc,method-assign]
+        gate = rules.ClassGate(self, request, passed, scores)
+        self.class_layers, self.rectifies, self.thresholds = gate.layers, True, True  # type: ignore[misc]
+        self.facts, self.rules = method.facts, lambda: method.gated(gate)  # type: ignore[misc,method-assign]

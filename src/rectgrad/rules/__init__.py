@@ -3,6 +3,7 @@
 A rule is a function (op, R) -> the gradient for each of op.inputs. Factories take the parameters.
 """
 
+from rectgrad.rules.class_layer import ClassGate as ClassGate
 from rectgrad.rules.class_layer import class_layer_rules as class_layer_rules
 from rectgrad.rules.class_layer import class_layers as class_layers
 from rectgrad.rules.layers import find_layers as find_layers

@@ -1,4 +1,4 @@
-"""The class layer, at which Grad-CAM looks: the last activation that still has positions.
+"""The class layer, of Grad-CAM and of the class gate: the last activation that still has positions.
 
 It is the last recorded tensor that is the output of a rectified activation, or of the `cat` or `add` that
 joins such outputs (pooled or padded before, perhaps), has more than one position, and has a plain gradient of
@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from rectgrad.engine.diagnose import first_wrong
 from rectgrad.engine.op import Op, Rule, Rules, first
 from rectgrad.engine.request import Request
 from rectgrad.engine.trace import outermost
+from rectgrad.kernels.class_maps import Gate, class_map
 from rectgrad.kernels.closed_forms import relu_gradient
 from rectgrad.kernels.device import is_capturing
 from rectgrad.kernels.positions import Grids, Image
@@ -67,12 +69,13 @@ def class_layers(
     wanted = _activations(passed.ops) if asked is None else {id(asked)}
     settled = torch.zeros(passed.n, dtype=torch.bool, device=scores.device)
     found, arrived, done = list[ClassLayer](), list[Tensor](), False
+    images = cache(lambda: _images(wanted, passed, request))  # once facts are known
 
     def look(op: Op, R: Tensor) -> bool:
         nonlocal settled, done
         if request.observe is not None:
             request.observe(op, R)
-        image = _image_of(op, passed, request) if not done and id(op) in wanted else None
+        image = None if done else images().get(id(op))
         if image is None or op.facts.gate:
             return done
         positions = (image(R) != 0).any(1).flatten(1).sum(1).to(settled.device)
@@ -96,6 +99,23 @@ def class_layers(
         lack = f"no {what} with positions, (N, C, d1..dk), where the score's gradient reaches several"
         raise unsupported(type(plan).__name__, f"{lack}; {shape}")
     return found
+
+
+class ClassGate:
+    """What multiplies the scores of an op: at the class layer the positive part of the sum over channels of
+    a * R, R the plain gradient, scaled to a maximum of 1 for each sample; elsewhere that resized, and None
+    where there are no positions."""
+
+    def __init__(self, plan: Plan, request: Request, passed: Pass, scores: Tensor) -> None:
+        found = class_layers(plan, replace(request, observe=None), passed, scores)
+        self.layers = [each.op for each in found]
+        self.cams = Gate([(each.rows, class_map(each.a, each.R, "hirescam")) for each in found])
+        self._images = cache(
+            lambda: _images(set(map(id, passed.ops)), passed, request)
+        )  # once facts are known
+
+    def __call__(self, op: Op) -> Tensor | None:
+        return self.cams.at(self._images().get(id(op)), tuple(op.shape))
 
 
 def _activations(recorded: Iterable[Op]) -> set[int]:
@@ -131,14 +151,16 @@ def _output_of(name: str, passed: Pass) -> Op:
     return inside[-1]
 
 
-def _image_of(op: Op, passed: Pass, request: Request) -> Image | None:
-    """How to turn tensors of an op's shape into (N, C, d1..dk); None if they have no positions. Those are the
-    positions of an image that the pass shows: of the last one before the op, or of one after it."""
-    grids = Grids(passed.n, {x.dim() - 2 for x in request.inputs})
+def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image]:
+    """How to see the positions of ops, by id; without those that have none. They are the positions of an
+    image that the pass shows: of the last one before the op, or of the first one after it."""
+    grids, met = Grids(passed.n, {x.dim() - 2 for x in request.inputs}), dict[int, tuple[Op, int]]()
     for row in passed.trace.rows:
         grids.meet(row.name, row.family, row.source, row.shape)
         if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
             parts, shapes = row.op.spec.argument("tensors", row.op.args, row.op.kwargs), row.op.input_shapes
             grids.join(((shapes[x] if type(x) is Slot else x.shape)[1], type(x) is Slot) for x in parts)
-        grids.after |= row.op is op
-    return grids.image(op.shape, op.facts.channels_last)
+        if row.op is not None and id(row.op) in wanted:
+            met[id(row.op)] = row.op, grids.now
+    seen = {key: grids.image(op.shape, op.facts.channels_last, now) for key, (op, now) in met.items()}
+    return {key: image for key, image in seen.items() if image is not None}

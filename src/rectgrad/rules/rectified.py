@@ -4,6 +4,7 @@ PR1   R where a * R > tau        Rectified Gradient (section 3 of the paper)
 PR2   R where |a * R| > tau      PR3   R where a > tau      PR4   R where R > tau
 mod   PR1 at the last rectified activations, PR2 at all others
 Deconv   R where R > 0           Guided   R where R > 0 and the pre-activation > 0
+gated    R where s * g > tau >= 0, g in 0..1: where the class is
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from torch import Tensor
 
 from rectgrad import ops
 from rectgrad.engine.op import Op, Rule, wide
-from rectgrad.kernels.reference import SCORES, largest_q, passes, percentile, rank
+from rectgrad.kernels.class_maps import SILENT
+from rectgrad.kernels.closed_forms import positive_gradient
+from rectgrad.kernels.reference import SCORES, advice, percentile, rank
+from rectgrad.rules.class_layer import ClassGate
 
 
-def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0) -> Tensor:
+def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: ClassGate | None = None) -> Tensor:
     """What is compared with tau, one number for each unit; in float32 at least."""
-    a = wide(op.output)
-    return SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
+    a, g = wide(op.output), None if gate is None else gate(op)
+    s = SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
+    return s if g is None else s * g
 
 
 def compared(op: Op, rule: str) -> str:
@@ -35,32 +40,41 @@ def rectified(
     rule: str = "PR1",
     interpolation: str = "nearest",
     eps: float = 0.0,
+    gate: ClassGate | None = None,
 ) -> Rule:
     """R where the unit's score exceeds tau, strictly; 0 elsewhere. What passes is R itself.
 
     tau is the q-th percentile of the scores of the sample's layer, or a constant. `eps` is added to the
-    activation: with tau = 0 and a small eps the rule is Deconv (claim 1 of the paper).
+    activation: with tau = 0 and a small eps the rule is Deconv (claim 1 of the paper). With a gate, which
+    multiplies the scores, tau is at least 0.
     """
+    tau = tau if gate is None or tau is None else max(tau, 0)
 
     def apply(op: Op, R: Tensor) -> Any:
         if not R.numel() or eps or (interpolation != "nearest" and tau is None):
             return _written_out(op, R)
         k = None if tau is not None else rank(R.numel() // op.batch, q)
-        return op.backend.rectify(op.output, R, op.batch, k, tau, compared(op, rule), op.state.sums)
+        a, kind = op.output, compared(op, rule)
+        if gate is not None:  # the percentile of scores of at least 0 is at least 0, and else the same
+            a, kind = score(op, R, rule, gate=gate).clamp(min=0), "PR3"
+        return op.backend.rectify(a, R, op.batch, k, tau, kind, op.state.sums)
 
     def _written_out(op: Op, R: Tensor) -> Tensor:
         op.state.report(R)
-        s = score(op, R, rule, eps)
+        s = score(op, R, rule, eps, gate)
         if tau is not None:
             return torch.where(s > tau, R, 0)
         if not s.numel():
             return R
         rows = s.reshape(op.batch, -1)
-        passes = rows > percentile(rows, q, interpolation).unsqueeze(1)
+        least = percentile(rows, q, interpolation).unsqueeze(1)
+        passes = rows > (least if gate is None else least.clamp(min=0))
         return torch.where(passes.reshape(s.shape), R, 0)
 
     def why(op: Op, R: Tensor, row: int) -> str | None:
-        return advice(score(op, R, rule, eps).reshape(op.batch, -1)[row], q, tau, interpolation)
+        if gate is not None and gate.cams.silent(row):
+            return f"because {SILENT}"
+        return advice(score(op, R, rule, eps, gate).reshape(op.batch, -1)[row], q, tau, interpolation)
 
     return Rule(apply, "rectified", reads="output", checks=True, advice=why)
 
@@ -75,24 +89,6 @@ def guided() -> dict[str, Rule]:
 
     Most rectifiers keep the sign, so that the activation tells, and the pre-activation need not be kept.
     """
-    by_output = Rule(lambda op, R: _positive(R, op.output), "guided", reads="output")
-    by_input = Rule(lambda op, R: _positive(R, op.inputs[0]), "guided")
+    by_output = Rule(lambda op, R: positive_gradient(R, op.output), "guided", reads="output")
+    by_input = Rule(lambda op, R: positive_gradient(R, op.inputs[0]), "guided")
     return {f: by_output if f in ops.SIGN_KEEPING else by_input for f in sorted(ops.RECTIFIERS)}
-
-
-def _positive(R: Tensor, z: Tensor) -> Tensor:
-    """R where R > 0 and z > 0, in two passes over memory instead of four: R where z exceeds 0 is what torch
-    calls the gradient of a threshold."""
-    return torch.ops.aten.threshold_backward.default(R, z, 0).clamp_(min=0)
-
-
-def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:
-    """What would let something through a layer with these scores; None if something did go through."""
-    if tau is not None:
-        stopped = bool(0 < s.max() <= tau)
-        return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None
-    if passes(s, q, interpolation) or not bool(s.max() > 0):
-        return None
-    if bool((s < s.max()).any()):
-        return f"at q={q:g}; the largest q that passes one unit is {largest_q(s, interpolation):.2f}"
-    return f"at q={q:g}; no percentile passes scores that are all the same, a constant tau does"

@@ -38,12 +38,13 @@ def _line(record: Json, place: int, name: str) -> str:
     control = name in record["controls"]
     shares = record["ranks"]["shares"].get(name)
     bar = _bar(shares) if shares else "not compared"
+    table = {} if control else record["table"]  # a control does not look at the network
     cells = [
         str(place),
         f"<b>{escape(name)}</b>" + (" <i>control</i>" if control else ""),
         bar,
-        _check(_value(record, "specificity", name), unspecific(name, record["table"])),
-        _check(_value(record, "randomisation_last", name), ignores_weights(name, record["table"])),
+        _check(_value(table, "specificity", name), unspecific(name, table)),
+        _check(_value(table, "randomisation_last", name), ignores_weights(name, table)),
         _times(record["costs"].get(name)),
     ]
     kind = ' class="control"' if control else ""
@@ -61,8 +62,8 @@ def _bar(shares: Json) -> str:
     return f'<div class="bar" role="img" aria-label="{said}" title="{said}">{drawn}</div>'
 
 
-def _value(record: Json, measure: str, name: str) -> float | None:
-    cell = record["table"].get(measure, {}).get(name)
+def _value(table: Json, measure: str, name: str) -> float | None:
+    cell = table.get(measure, {}).get(name)
     return None if cell is None else cell["mean"]
 
 
