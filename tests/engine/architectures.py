@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from every_method import QUICK
 from token_networks import (
     Attention,
     Encoder,
@@ -49,8 +50,8 @@ from vision_networks import (
 
 Q = 60.0
 OPTIONS: dict[str, dict[str, Any]] = {
-    **{name: {"q": Q} for name in ("rectgrad", "rectgrad_prr", "rectgrad_mod")},
-    "smoothgrad": {"samples": 2},
+    **QUICK,
+    **{name: {"q": Q} for name in ("rectgrad", "rectgrad_prr", "rectgrad_mod", "rectgrad_gated")},
     "integrated_gradients": {"steps": 3},
 }
 
