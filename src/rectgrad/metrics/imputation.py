@@ -64,7 +64,7 @@ def _solve(grids: list[_Grid], b: Tensor, limit: Tensor) -> Tensor:
 
 
 class _Grid(NamedTuple):
-    """One level: A, its unknowns (1, others 0), the inverse of its diagonal and, on the coarsest, that of A."""
+    """One level: A, its unknowns (1, others 0), the inverse of its diagonal; on the coarsest, that of A."""
 
     apply: Callable[[Tensor], Tensor]
     unknown: Tensor
