@@ -445,3 +445,19 @@ def test_resizing_is_torchs():
     values = torch.rand(3, 5).double()
     theirs = F.interpolate(values[None, None], (7, 4), mode="bilinear", align_corners=False)
     torch.testing.assert_close(resize(values, (7, 4)), theirs[0, 0])
+
+
+class OnePosition(nn.Module):
+    """The score reads a single position, if it is large."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.relu(F.conv2d(x, torch.ones(1, 1, 1, 1)))[:, :, 0, 0] - 0.5).repeat(1, 2)
+
+
+def test_a_sample_without_gradient_hides_no_other():
+    name = "gradcam"
+    dead, alive = torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4)
+    assert not rectgrad.attribute(OnePosition(), dead, name, 0).any()
+    for batch in (alive, torch.cat([dead, alive])):
+        with pytest.raises(rectgrad.UnsupportedModelError, match="reaches several"):
+            rectgrad.attribute(OnePosition(), batch, name, 0)

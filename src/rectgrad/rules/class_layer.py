@@ -81,7 +81,7 @@ def class_layers(
         positions = (image(R) != 0).any(1).flatten(1).sum(1).to(settled.device)
         rows = ~settled & ((positions > 1) if asked is None else True)
         settled, capturing = settled | rows, is_capturing(R.device)
-        arrived.append(R.flatten(1).any(1))
+        arrived.append(R.flatten(1).any(1).to(settled.device))
         if capturing or bool(rows.any()):
             found.append(ClassLayer(op, rows, image(_activation(op)), image(R)))
         # What is captured must not ask for values: it goes as far as the passes before it.
@@ -91,8 +91,8 @@ def class_layers(
     passed.backward(plan, scores, once, look)
     for each in found:
         each.op.rule, request.memo[_NAME] = _NAME, each.op.index
-    i = first_wrong(request, ~settled)
-    if i is not None and (not arrived or any(bool(each[i]) for each in arrived)):  # else its map is zero
+    reached = torch.stack(arrived).any(0) if arrived else ~settled  # where nothing arrived, the map is zero
+    if first_wrong(request, ~settled & reached) is not None:
         what = f"layer {layer!r}" if layer is not None else "activation"
         last = asked or next((op for op in reversed(passed.ops) if op.family in ops.RECTIFIERS), None)
         shape = f"the last one has shape {tuple(last.shape)}" if last else "there is no activation at all"
