@@ -108,9 +108,10 @@ def test_a_map_takes_a_bounded_number_of_passes():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_maps_are_those_of_attribute_bit_for_bit(service, seen, name):
-    asked = Query((name,), {}, target=3, versus=5)
+    options = {"masks": 100} if name == "rise" else {}
+    asked = Query((name,), {type(rectgrad.METHODS[name]).__name__: options}, target=3, versus=5)
     expected = rectgrad.attribute(
-        load("cifar10_cnn").module, service.inputs(seen), name, rectgrad.contrast(3, 5)
+        load("cifar10_cnn").module, service.inputs(seen), name, rectgrad.contrast(3, 5), **options
     )
     assert np.array_equal(service.maps(seen, asked)[name].values, expected[0].numpy())
 
