@@ -102,7 +102,7 @@ def atomic(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         yield part
-        with open(part, "rb") as written:
+        with open(part, "rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         os.replace(part, path)
     finally:
