@@ -275,3 +275,24 @@ def test_a_module_that_is_used_twice_is_two_ops():
     model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())
     kept = rectgrad.record(nn.Sequential(model, model, nn.Flatten()), torch.randn(1, 3, 5, 5))
     assert [row.family for row in kept.trace.rows] == ["conv", "relu", "conv", "relu", ""]
+
+
+@pytest.mark.parametrize("method", ["rectgrad", "guided_backprop"])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_the_relu_inside_an_lp_pooling_is_no_activation(method, dims, passes):
+    """torch takes the root of relu(|sum of squares|), which has nothing to rectify."""
+    torch.manual_seed(0)
+    first, last = ((nn.Conv1d, nn.Conv2d)[dims - 1](*c, 3).double() for c in ((2, 6), (6, 4)))
+    pooling, mean = ((F.lp_pool1d, F.avg_pool1d), (F.lp_pool2d, F.avg_pool2d))[dims - 1]
+
+    def rooted(x):
+        return (mean(x**2, 2) * 2**dims).sqrt()
+
+    def net(pool):
+        return lambda x: last(pool(F.softplus(first(x)))).flatten(2).mean(2)
+
+    x = torch.randn(2, 2, *[13] * dims).double()
+    maps = [
+        rectgrad.attribute(net(pool), x, method, target=1) for pool in (lambda x: pooling(x, 2, 2), rooted)
+    ]
+    torch.testing.assert_close(*maps)

@@ -50,9 +50,7 @@ class SmoothGrad(Average):
     """
 
     samples: int = option(50, "Number of noisy copies; default: 50.", low=1)
-    noise: float = option(
-        0.1, "Standard deviation as a share of the input's value range; default: 0.1.", low=0
-    )
+    noise: float = option(0.1, "Standard deviation as a share of the value range; default: 0.1.", low=0)
     seed: int = option(0, "Seed of the random numbers.")
     title: ClassVar[str] = "SmoothGrad"
 

@@ -29,6 +29,8 @@ def composite(func: Any) -> Callable[..., Any] | None:
     if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
+    if func.__name__.startswith("lp_pool"):
+        scope["relu"] = lambda x: x  # of an absolute value: it changes nothing, and is no activation
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
