@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_spellings import EVERY_METHOD, OPTIONS, Network, first_map, pictures, relu
+from test_spellings import EVERY_METHOD, OPTIONS, Network, first_map, maps, pictures, relu
 from torch import Tensor
 
 import rectgrad
@@ -37,3 +37,11 @@ def test_complex_weights(layer):
     leaf = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(model(leaf)[:, 1].sum(), leaf)
     torch.testing.assert_close(rectgrad.attribute(model, x, "saliency", target=1), expected)
+
+
+@EVERY_METHOD
+def test_tensordot(method):
+    """A Python function of torch, which reaches a mode with out=None."""
+    expected = first_map(method, "dense", F.linear, 2)
+    given = maps(method, pictures(), dense=lambda x, weight: torch.tensordot(x, weight, dims=([1], [1])))
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10 * expected.abs().max().item())

@@ -175,7 +175,7 @@ RELU = {
     "clamp_(min=0)": lambda x: x.clamp_(min=0),
     "clamp_ unused": unused(lambda x: x.clamp_(min=0.0)),
     "torch.clamp": lambda x: torch.clamp(x, min=0),
-    "torch.clamp keywords": lambda x: torch.clamp(input=x, min=0),
+    "torch.clamp keywords": lambda x: torch.clamp(input=x, min=0, out=None),
     "torch.clamp_": lambda x: torch.clamp_(x, min=0),
     "clip": lambda x: x.clip(0),
     "clip_": lambda x: x.clip_(min=0),

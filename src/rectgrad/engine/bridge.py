@@ -205,7 +205,7 @@ class BridgeRecorder(ForwardMode):
         op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
         op.data_count = len(data)
         self._find_family(op)
-        if not op.family or "out" in kwargs:
+        if not op.family or kwargs.get("out") is not None:
             return None
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
         if op.family == "batch_norm":  # in closed form, always: torch's own gradient can be wrong (see Scale)

@@ -288,7 +288,7 @@ class Recorder(ForwardMode):
                 raise Refused(TRANSFORM)
         reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in ops.UNLINKABLE)
         target = args[0] if args else kwargs.get("input")
-        if "out" in kwargs or (writes and (reshapes or not self._writable(target))):
+        if kwargs.get("out") is not None or (writes and (reshapes or not self._writable(target))):
             raise Unlinked(spec.name)
         return _without_graph(func, args, kwargs)
 
@@ -319,7 +319,7 @@ class Recorder(ForwardMode):
         hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
         trains = updates_statistics(op.spec, op.args, op.kwargs)
         first_written = not writes or (op.args and type(op.args[0]) is Slot)
-        if not op.spec.own or hides or trains or "out" in op.kwargs or not first_written:
+        if not op.spec.own or hides or trains or op.kwargs.get("out") is not None or not first_written:
             raise Unlinked(name)
         if writes:  # what shares its memory has another version afterwards, and is not read: see op_of
             if torch_private.is_view(data[0]):
