@@ -6,6 +6,7 @@ learning rate 0.001, no augmentation. PLANS also has the settings of a residual 
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ def train(
     """Trains the plan's network. A `checkpoint` is written after each epoch; training resumes from it if it
     has the same plan and data."""
     data = digest_of(images)
+    if checkpoint is not None:
+        files.remove_partial_files(checkpoint.parent, f".{glob.escape(checkpoint.name)}.*")
     run = (load_checkpoint(checkpoint, plan, data, classes) if checkpoint else None) or fresh(plan, classes)
     x, y = scaled(images.pixels).to(plan.device), torch.from_numpy(images.labels).to(plan.device)
     with deterministic(), progress(plan.epochs - run.epoch, f"training, seed {plan.seed}") as advance:
@@ -209,8 +212,9 @@ def save(run: Run, plan: Plan, data: str, path: Path) -> None:
         state = run.optimiser.state[value]
         tensors |= {f"{key}.{name}": torch.as_tensor(state[key]) for key in _ADAM}
     metadata = {"plan": json.dumps(asdict(plan)), "data": data, "losses": json.dumps(run.losses)}
+    content = safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()}, metadata)
     with files.atomic(path) as part:
-        safetensors.torch.save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+        part.write_bytes(content)  # `save_file` has a temporary file of its own, which a kill would leave
 
 
 _ADAM = ("step", "exp_avg", "exp_avg_sq")

@@ -1,10 +1,11 @@
-"""The environment of a measurement: hardware, versions, command and commit."""
+"""The environment of a measurement: hardware, versions, command, commit and code."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import functools
+import hashlib
 import importlib
 import os
 import platform
@@ -17,12 +18,14 @@ from typing import Any
 
 import torch
 
-from rectgrad import __version__
+import rectgrad
+
+COMPUTES = ("ops", "kernels", "engine", "rules", "methods", "metrics")  # folders
 
 
 def environment(device: str) -> dict[str, Any]:
     return {
-        "rectgrad": __version__,
+        "rectgrad": rectgrad.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.system(),
@@ -64,11 +67,24 @@ def kernels() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the running source, with "+" if it was modified; None outside a repository."""
+    """The commit of the running source, with "+" if it was modified. Outside a repository: the value of
+    RECTGRAD_COMMIT, which `code_digest` can verify, or None."""
     here = Path(__file__).parent
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+        found = done.stdout.strip()
     except OSError:
-        return None
-    return done.stdout.strip() or None
+        found = ""
+    return found or os.environ.get("RECTGRAD_COMMIT") or None
+
+
+@functools.cache
+def code_digest(*more: str) -> str:
+    """A hash of the code that computes maps and measures, and of other files and folders of the package."""
+    found, package = hashlib.sha256(), Path(rectgrad.__file__).parent
+    for name in (*COMPUTES, *more):
+        inside = [package / name] if name.endswith(".py") else (package / name).rglob("*")
+        for path in sorted(each for each in inside if each.suffix in (".py", ".c")):
+            found.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +33,9 @@ def process(
     """Runs the plan. The index page is complete even if the run is interrupted."""
     broken: list[str] = []
     records: dict[str, Json] = {}
-    index = Index(plan.out, command, len(sources))
-
-    with progress(len(sources), _DOING[command]) as advance, evaluating():
+    turn = files.exclusive(plan.out, lambda: _waits(plan.out))
+    with turn, progress(len(sources), _DOING[command]) as advance, evaluating():
+        index = Index(plan.out, command, len(sources))
 
         def done(source: Source, result: Json | BaseException) -> None:
             if isinstance(result, BaseException):
@@ -52,6 +53,10 @@ def process(
         finally:
             index.close()
     return Outcome([records[each.name] for each in sources if each.name in records], computed, broken)
+
+
+def _waits(out: Path) -> None:
+    print(f"rectgrad: waiting for another process that writes to {out}", file=sys.stderr, flush=True)
 
 
 _DOING = {"explain": "explaining", "compare": "comparing", "sweep": "sweeping", "layers": "layers"}

@@ -37,6 +37,7 @@ def reproduce(
     ] = "local",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for records and figures.")] = Path("results"),
+    again: shared.Again = False,
 ) -> None:
     """Run an experiment from the paper and write its record (JSON) and figures.
 
@@ -54,7 +55,9 @@ def reproduce(
     for each in EXPERIMENTS if name == "all" else (name,):
         resolved = shared.resolve_device(device)
         used = engine if name != "all" or getattr(experiment(each), "RAY", False) else "local"
-        path = run(each, dataset, preset, out, resolved, seed, progress, model, images, engine=used)
+        path = run(
+            each, dataset, preset, out, resolved, seed, progress, model, images, engine=used, again=again
+        )
         print(path, flush=True)
 
 

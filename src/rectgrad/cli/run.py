@@ -7,6 +7,7 @@ if the content of the photo, the settings and the model are the same.
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,7 +93,8 @@ def _run(plan: Plan, network: Network, sources: Iterable[Source], done: Done) ->
     settings, computed = plan.settings(), 0
 
     def look(source: Source) -> Json | Ready:
-        with photos.opened(source.path) as file:
+        with photos.opened(source.path) as opened:
+            file = io.BytesIO(opened.read())  # read once: the digest is that of the pixels that are explained
             digest = files.digest(file)
             existing = None if plan.recompute else _existing(plan, settings, source, digest)
             if existing is not None:

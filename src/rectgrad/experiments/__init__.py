@@ -27,4 +27,6 @@ EXPERIMENTS = {
     "rationale": "rationale",
     "claims": "claims",
     "sanity": "sanity",
+    "class-sensitivity": "class_sensitivity",
+    "padding-trick": "padding_trick",
 }

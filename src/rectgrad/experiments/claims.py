@@ -30,7 +30,9 @@ def run(lab: Lab) -> dict[str, Any]:
     for i in range(lab.numbers["networks"]):
         make = partial(_differences_of_random, i, x, lab.device)
         metrics[f"random {i}"] = lab.parts.part(f"random {i}", make)
-    metrics["trained"] = lab.parts.part("trained", lambda: _differences(lab.network, x.to(lab.device)))
+    for seed, module in zip(lab.seeds, lab.networks(), strict=True):
+        name = f"trained {seed}"
+        metrics[name] = lab.parts.part(name, partial(_differences, module, x.to(lab.device)))
     return metrics
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rectgrad import image
 from rectgrad.data import Images
+from rectgrad.experiments.colours import layer_name
 from rectgrad.experiments.findings import Finding, Table, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import comparison_map
@@ -66,7 +67,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     found = [
         [
             *_first(images.rows(rows), maps, i, lab.dataset.classes),
-            *(image.Panel(mosaic(y[i]), name if i == 0 else "") for name, y in active.items()),
+            *(image.Panel(mosaic(y[i]), layer_name(name) if i == 0 else "") for name, y in active.items()),
         ]
         for i in range(len(rows))
     ]
@@ -93,7 +94,11 @@ def mosaic(activation: Tensor) -> Image.Image:
 
 
 def tables(metrics: dict[str, Any]) -> list[Table]:
-    head = ["image", "saliency outside the object", *(f"{name}: object / background" for name in LAYERS)]
+    head = [
+        "image",
+        "saliency outside the object",
+        *(f"{layer_name(name)}: object / background" for name in LAYERS),
+    ]
     rows = [
         [found["class"], number(found["saliency_outside_share"])]
         + [f"{number(a['object'])} / {number(a['background'])}" for a in found["active"].values()]

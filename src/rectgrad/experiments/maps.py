@@ -34,8 +34,15 @@ COMPARED = (
 IMAGE_BYTES = 6 * 2**20  # upper bound of the memory per image in a pass of the paper's CNN
 
 
-def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | None = None) -> Tensor:
+def comparison_map(
+    module: nn.Module, x: Tensor, method: str | Method, target: Tensor | None = None
+) -> Tensor:
     """(N, H, W): the map for the top class, summed over channels; for RectGrad, the positive part."""
+    return channel_maps(module, x, method, target).sum(1)
+
+
+def channel_maps(module: nn.Module, x: Tensor, method: str | Method, target: Tensor | None = None) -> Tensor:
+    """(N, C, H, W): the map for the top class, or for the targets, on the CPU."""
     device = next(module.parameters()).device
     batch = _batch_size(device)
     targets: Any = [None] * len(x) if target is None else target.split(batch)
@@ -44,13 +51,13 @@ def comparison_map(module: nn.Module, x: Tensor, method: str, target: Tensor | N
     )
     return torch.cat(
         [
-            explain(rows.to(device), method=method, target=chosen).sum(1).cpu()
+            explain(rows.to(device), method=method, target=chosen).cpu()
             for rows, chosen in zip(x.split(batch), targets, strict=False)
         ]
     )
 
 
-def explainer(module: nn.Module, example: Tensor, method: str) -> Callable[..., Tensor]:
+def explainer(module: nn.Module, example: Tensor, method: str | Method) -> Callable[..., Tensor]:
     """Like `attribute`, for many batches like the example. Uses a capture on a GPU if the model allows it."""
     ordinary = partial(attribute, module)
     if not example.is_cuda:
@@ -60,7 +67,7 @@ def explainer(module: nn.Module, example: Tensor, method: str) -> Callable[..., 
     except UnsupportedModelError:
         return ordinary
 
-    def explain(rows: Tensor, method: str, target: Tensor | None) -> Tensor:
+    def explain(rows: Tensor, method: str | Method, target: Tensor | None) -> Tensor:
         fits = rows.shape == example.shape  # a smaller last batch uses an ordinary call
         return captured(rows, target) if fits else ordinary(rows, method=method, target=target)
 

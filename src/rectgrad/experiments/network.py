@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,9 @@ def train(
         "commit": commit(),
     }
     state = (module.half() if half else module).state_dict()
+    files.remove_partial_files(out.parent, f".{glob.escape(out.stem)}.*")
     with files.atomic(out) as part:
-        safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in state.items()}, part)
+        part.write_bytes(safetensors.torch.save({k: v.cpu().contiguous() for k, v in state.items()}))
     files.save_json(record, out.with_suffix(".json"))
     checkpoint.unlink(missing_ok=True)
     return record

@@ -7,13 +7,17 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rectgrad.photos import files
+
+_START = "start "  # of the names of parts that mark a start
 
 
 class Parts:
@@ -36,15 +40,34 @@ class Parts:
 
     def keep(self, name: str, value: Any) -> Any:
         """Saves a finished part and returns its value as it will be read."""
-        files.save_json({"part": name, "value": value}, self._path(name))
+        files.save_json({"part": name, "value": value, "finished": time.time()}, self._path(name))
         return self.known(name)
+
+    def same(self, name: str, value: Any) -> None:
+        """Raises an error if the value was another one in an earlier start."""
+        if (before := self.part(name, lambda: value)) != value:
+            raise ValueError(f"{name}: {value} now, {before} when the parts in {self.folder} were computed")
+
+    def start(self) -> None:
+        """Saves the time of a start, for `seconds`."""
+        self.keep(f"{_START}{time.time_ns()}", None)
+
+    def seconds(self) -> float:
+        """The time over all starts: of the last one until now, of each other one until its last part."""
+        saved = [files.load_json(path) for path in self.folder.glob("*.json")]
+        moments = sorted((each["finished"], each["part"].startswith(_START)) for each in saved if each)
+        moments.append((time.time(), False))
+        return float(sum(b - a for (a, _), (b, started) in pairwise(moments) if not started))
 
     def array(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
         """Like `part`, for arrays that are too large for JSON."""
         path = self._path(name).with_suffix(".npy")
-        if not path.exists():
+        if not self.has_array(name):
             files.save_array(compute(), path)
         return np.load(path, allow_pickle=False)
+
+    def has_array(self, name: str) -> bool:
+        return self._path(name).with_suffix(".npy").exists()
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"

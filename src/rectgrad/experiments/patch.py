@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 from rectgrad import image, training
 from rectgrad.data import Images, scaled
-from rectgrad.experiments import sheets
+from rectgrad.experiments import matched, sheets
 from rectgrad.experiments.boxes import both, boxes
-from rectgrad.experiments.findings import Finding, Table, by_method, least, methods, number, order
+from rectgrad.experiments.findings import Finding, Table, by_method, decided, effect, mean, order, others
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map, nan_where_zero, with_final_threshold
+from rectgrad.experiments.repeated import measured
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.experiments.statistics import spread
 from rectgrad.metrics import in_box
 
 TITLE = "Attribution on an uninformative patch (Figures 2 and 5)"
-PRESETS = {"quick": {"images": 200, "seeds": 1}, "paper": {"images": 10_000, "seeds": 3}}
+PRESETS = {"quick": {"images": 200, "matched": 50}, "paper": {"images": 2_000, "matched": 500}}
 PAPER = (
     "Saliency maps are not zero on the patch. RectGrad with PRR gives it the least attribution; RectGrad and "
     "DeepLIFT are close behind; all others give it a non-trivial amount. Test accuracy 74.6 %, 73.1 % with "
@@ -37,6 +38,8 @@ CAPTIONS = {
     "": "Share of a map's absolute attribution on the inner 8 x 8 pixels of the patch, over the test images: "
     "the lower the better. The dotted line is the patch's share of the area, the value of an uninformative "
     "map. Boxes are quartiles, whiskers the 5th and 95th percentile, crosses the mean.",
+    "matched": "The share on the patch with the same post-processing for every method in each row: dots are "
+    "means, bars 95 % intervals over networks and images.",
     "maps": "Test images with the patch (framed) and their maps. Colour inside the frame is attribution on "
     "something that is the same in all images.",
 }
@@ -45,7 +48,9 @@ MEASURES = {
     "share": "by share",
     "share_thresholded": "by share, baselines thresholded",
 }
-SIDE, INNER, CHUNK, SHOWN = 10, 8, 1_000, 4
+SIDE, INNER, SHOWN = 10, 8, 4
+CORNER = (0, 0, INNER, INNER)
+BASES = ("rectgrad", "rectgrad_prr", "deeplift")
 PAPER_ACCURACY = {"standard": "0.746 (logs: 0.735)", "patch": "0.731 (logs: 0.721)"}
 
 
@@ -58,48 +63,35 @@ def patched(images: Images) -> Images:
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    accuracies = [
-        lab.parts.part(f"accuracy {seed}", partial(_accuracies, lab, seed))
-        for seed in range(lab.seed, lab.seed + lab.numbers["seeds"])
-    ]
-    found = {kind: spread([each[kind] for each in accuracies]) for kind in PAPER_ACCURACY}
-    for kind, about in found.items():
-        about["each"] = [each[kind] for each in accuracies]
-    return {"accuracy": found, **spreads(_measures(lab))}
-
-
-def _accuracies(lab: Lab, seed: int) -> dict[str, float]:
-    test = lab.dataset.test
+    networks = lab.networks("patch", patched)
+    x = scaled(patched(lab.dataset.test).pixels[: lab.numbers["images"]])
+    few = x[: lab.numbers["matched"]]
     return {
-        "standard": training.accuracy(lab.trained("standard", lambda images: images, seed), test),
-        "patch": training.accuracy(lab.trained("patch", patched, seed), patched(test)),
+        "accuracy": lab.parts.part("accuracy", partial(_accuracies, lab)),
+        "matched": matched.measured(
+            lab, networks, few, lambda maps: in_box(maps, CORNER, share=True), "share"
+        ),
+        **spreads(measured(lab, networks, COMPARED, partial(_measure, x), "patch"), BASES),
     }
 
 
-def _measures(lab: Lab) -> dict[str, dict[str, list[float]]]:
-    """method -> measure -> one value per image."""
-    module = lab.trained("patch", patched)
-    chunks = scaled(patched(lab.dataset.test).pixels[: lab.numbers["images"]]).split(CHUNK)
-    values: dict[str, dict[str, list[float]]] = {method: {} for method in COMPARED}
-    with lab.progress(len(COMPARED) * len(chunks), "patch") as advance:
-        for method in COMPARED:
-            for i, x in enumerate(chunks):
-                part = lab.parts.part(f"{method} {i}", partial(_measure, module, x, method))
-                for key, found in part.items():
-                    values[method].setdefault(key, []).extend(found)
-                advance()
-    return values
+def _accuracies(lab: Lab) -> dict[str, Any]:
+    test = lab.dataset.test
+    each = {
+        "standard": [training.accuracy(module, test) for module in lab.networks()],
+        "patch": [training.accuracy(module, patched(test)) for module in lab.networks("patch", patched)],
+    }
+    return {kind: {**spread(found), "each": found} for kind, found in each.items()}
 
 
-def _measure(module: nn.Module, x: Tensor, method: str) -> dict[str, list[float]]:
-    corner = (0, 0, INNER, INNER)
+def _measure(x: Tensor, module: nn.Module, method: str) -> dict[str, list[float]]:
     maps = comparison_map(module, x, method)
     cut = with_final_threshold(maps, method)
     return {
-        "amount": in_box(maps, corner).tolist(),
-        "share": nan_where_zero(in_box(maps, corner, share=True), maps),
-        "amount_thresholded": in_box(cut, corner).tolist(),
-        "share_thresholded": nan_where_zero(in_box(cut, corner, share=True), cut),
+        "amount": in_box(maps, CORNER).tolist(),
+        "share": nan_where_zero(in_box(maps, CORNER, share=True), maps),
+        "amount_thresholded": in_box(cut, CORNER).tolist(),
+        "share_thresholded": nan_where_zero(in_box(cut, CORNER, share=True), cut),
     }
 
 
@@ -108,8 +100,18 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     axis = page.subplots()
     boxes(axis, COMPARED, both(metrics, COMPARED, "share"), "share of attribution on the patch")
     axis.axhline((INNER / 32) ** 2, color="grey", linestyle=":", label="patch area")
+    axis.set_ylim(bottom=0)
     axis.legend(frameon=False, ncols=3)
-    return {"": page, "maps": _maps(lab)}
+    return {"": page, "matched": _matched(metrics), "maps": _maps(lab)}
+
+
+def _matched(metrics: dict[str, Any]) -> Figure:
+    page = Figure(figsize=(9, 5.4), layout="constrained")
+    axis = page.subplots()
+    matched.draw(axis, metrics["matched"], "share of attribution on the patch")
+    axis.axvline((INNER / 32) ** 2, color="grey", linestyle=":")
+    matched.legend(page)
+    return page
 
 
 def _maps(lab: Lab) -> Image.Image:
@@ -144,36 +146,37 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         "amount": "amount (units of the method)",
         "amount_thresholded": "amount, with final threshold",
     }
-    note = "Mean over images with its 95 % interval. Amounts of different methods have different units."
-    return [Table(["", "ours, mean", "paper", "each seed"], rows), by_method(metrics, columns, note)]
+    note = (
+        "Mean with its 95 % interval over networks and images. Amounts of different methods have different "
+        "units."
+    )
+    return [
+        Table(["", "ours, mean", "paper (CIFAR-10)", "each seed"], rows),
+        by_method(metrics, columns, note),
+        matched.table(metrics["matched"], "share on the patch"),
+    ]
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
-    share = metrics["saliency"]["share"]["mean"]
+    share = metrics["saliency"]["share"]
     found = [
-        Finding(
+        decided(
             "Saliency maps are not zero on the patch.",
-            share > 0,
-            f"mean share {number(share)}; the patch's share of the area is {(INNER / 32) ** 2:.3f}",
+            [effect(share)],
+            f"mean share {mean(share)}; the patch's share of the area is {(INNER / 32) ** 2:.3f}",
         )
     ]
     for key, measure in MEASURES.items():
         found += [
-            Finding(
+            decided(
                 f"RectGrad with PRR gives the patch the least attribution {measure}.",
-                least(metrics, key, "rectgrad_prr"),
+                others(metrics, key, "rectgrad_prr", ()),
                 f"lowest: {order(metrics, key)}",
             ),
-            Finding(
+            decided(
                 f"RectGrad and DeepLIFT give it less than all other baselines {measure}.",
-                _both_below(metrics, key),
+                [each for base in ("rectgrad", "deeplift") for each in others(metrics, key, base, BASES)],
                 f"lowest: {order(metrics, key, 6)}",
             ),
         ]
-    return found
-
-
-def _both_below(metrics: dict[str, Any], key: str) -> bool | None:
-    others = {n: metrics[n] for n in methods(metrics) if n not in ("rectgrad", "rectgrad_prr", "deeplift")}
-    answers = [least({**others, n: metrics[n]}, key, n) for n in ("rectgrad", "deeplift")]
-    return False if False in answers else (None if None in answers else True)
+    return found + matched.findings(metrics["matched"], "share on the patch")

@@ -14,24 +14,24 @@ from typing import Any
 import torch
 
 from rectgrad import many
-from rectgrad.experiments import roar_kar
+from rectgrad.experiments import retraining
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.roar_kar import Cell
+from rectgrad.experiments.retraining import Cell
 from rectgrad.photos import cluster
 
 
 def trained(lab: Lab, missing: Sequence[Cell]) -> Iterator[tuple[Cell, float]]:
     with cluster.session() as ray:
-        sets, network = ray.put(roar_kar.pictures(lab)), ray.put(copy.deepcopy(lab.network).cpu())
+        sets, network = ray.put(retraining.pictures(lab)), ray.put(copy.deepcopy(lab.network).cpu())
         device, resources = _task(lab.device, ray.cluster_resources())
         order, work = (ray.remote(each).options(**resources) for each in (_ranked, _trained))
-        kinds = roar_kar.kinds(missing)
+        kinds = retraining.kinds(missing)
         orders = {kind: order.remote(network, sets, device, *kind) for kind in kinds}
         tasks = {}
-        for group in roar_kar.groups(lab, missing):
-            ranks = [orders[kind] for kind in roar_kar.kinds(group)]
-            tasks[work.remote(sets, group, replace(roar_kar.plan(lab), device=device), *ranks)] = group
-        for group, found in cluster.as_completed(ray, tasks):
+        for group in retraining.groups(lab, missing):
+            ranks = [orders[kind] for kind in retraining.kinds(group)]
+            tasks[work.remote(sets, group, replace(retraining.plan(lab), device=device), *ranks)] = group
+        for group, found in cluster.completed(ray, tasks, lambda group: ", ".join(map(str, group))):
             yield from zip(group, found, strict=True)
 
 
@@ -47,9 +47,9 @@ def _task(device: str, available: dict[str, float]) -> tuple[str, dict[str, Any]
 # Ray names its worker processes after these functions.
 
 
-def _ranked(network: Any, sets: Any, device: str, method: str, blurred: bool) -> Any:
-    return roar_kar.ranked(network.to(device), sets, method, blurred)
+def _ranked(network: Any, sets: Any, device: str, method: str, variant: str) -> Any:
+    return retraining.ranked(network.to(device), sets, method, [variant])[0]
 
 
 def _trained(sets: Any, group: Sequence[Cell], plan: Any, *orders: Any) -> list[float]:
-    return roar_kar.train_group(sets, group, plan, orders)
+    return retraining.train_group(sets, group, plan, orders)

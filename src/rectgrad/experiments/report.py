@@ -1,50 +1,40 @@
-"""The report: one HTML page with the figures, tables and findings of all records in a folder.
+"""The report: one HTML file with the findings, figures and tables of all records in a folder.
 
-It works offline: figures are local files and nothing is loaded from the network.
+It works offline: figures are inside, nothing is loaded from the network or from other files. Verdicts are
+corrected for the number of findings on the page (Holm). A record of networks that have hardly learned
+anything is named, but its numbers are not shown as a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from rectgrad.experiments import EXPERIMENTS
-from rectgrad.experiments.findings import Finding, Table
+from rectgrad.experiments import EXPERIMENTS, markup, summary
+from rectgrad.experiments.findings import Finding, Table, corrected
 from rectgrad.experiments.gallery import MODEL, PAPERS
 from rectgrad.experiments.lab import NO_PHOTOS
 from rectgrad.experiments.reproduce import experiment
 from rectgrad.methods.catalog import title_of
 from rectgrad.photos import files
 
-HOLDS = {True: ("yes", "holds"), False: ("no", "does not hold"), None: ("open", "inconclusive")}
-
-_STYLE = """
-:root { color-scheme: light dark; --page: #fff; --ink: #1c1d21; --faint: #6b6d76; --line: #e3e3e6;
-  --soft: #f6f6f8; --yes: #1d7a3a; --no: #b3261e; --open: #8a6100; }
-@media (prefers-color-scheme: dark) { :root { --page: #17181b; --ink: #e8e6e1; --faint: #9a9ca6; 
-  --line: #33353c; --soft: #202227; --yes: #66c783; --no: #ff8a80; --open: #e0b252; } }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0 auto;
-  max-width: 75rem; padding: 1.5rem; }
-h1 { margin: 0 0 .25rem; } h2 { margin: 3rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 2rem; }
-h3 { margin: 1.5rem 0 .5rem; } p { max-width: 50rem; } .faint { color: var(--faint); font-size: .875rem; }
-nav a { margin-right: 1rem; display: inline-block; } a { color: inherit; }
-figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; background: #fff; }
-figcaption { max-width: 50rem; color: var(--faint); font-size: .9375rem; }
-.wide, .text { overflow-x: auto; } table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-td { font-variant-numeric: tabular-nums; } th, td { white-space: nowrap; }
-.text td { white-space: normal; } .text td:last-child { white-space: nowrap; }
-ul.findings { list-style: none; padding: 0; } ul.findings li { padding: .5rem .75rem; margin: .4rem 0;
-  background: var(--soft); border-left: 4px solid; border-radius: 3px; max-width: 60rem; }
-li.yes { border-color: var(--yes) !important; } li.no { border-color: var(--no) !important; }
-li.open { border-color: var(--open) !important; } li b { margin-right: .35rem; }
-li.yes b { color: var(--yes); } li.no b { color: var(--no); } li.open b { color: var(--open); }
-blockquote { margin: .5rem 0; padding-left: 1rem; border-left: 3px solid var(--line); max-width: 50rem; }
-"""
+Record = dict[str, Any]
+LOWEST = 0.5  # test accuracy; with less, a record is no result
+CITATION = """@inproceedings{kim2019saliency,
+  title     = {Why are Saliency Maps Noisy? Cause of and Solution to Noisy Saliency Maps},
+  author    = {Kim, Beomsu and Seo, Junghoon and Jeon, Seunghyeon and Koo, Jamyoung and Choe, Jeongyeol
+               and Jeon, Taegyun},
+  booktitle = {IEEE/CVF International Conference on Computer Vision Workshop (ICCVW)},
+  year      = {2019}
+}"""
+INTRODUCTION = (
+    "Why are saliency maps noisy, and does Rectified Gradient help? We repeated the paper's experiments on "
+    "two datasets, with several training seeds where a claim is about the method. A finding holds, or does "
+    "not hold, if its p is below 0.05 after Holm's correction over all findings on this page; otherwise it "
+    "is inconclusive. Intervals are over networks and images."
+)
 
 
 def report(out: Path) -> Path:
@@ -52,62 +42,129 @@ def report(out: Path) -> Path:
     records = _records(out)
     if not records:
         raise ValueError(f"no records in {str(out)!r}: run `rectgrad reproduce ID --out {out}` first")
-    files.save_text(page(records, _agreements(out)), out / "report.html")
+    files.save_text(page(out, records, _agreements(out)), out / "report.html")
     return out / "report.html"
 
 
-def _records(out: Path) -> list[dict[str, Any]]:
-    """The records by dataset, in the order of the experiments."""
-    records = []
-    for folder in sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else ():
-        for name in EXPERIMENTS:
+def _records(out: Path) -> dict[str, dict[str, Record]]:
+    """experiment -> dataset -> record, in the order of the experiments."""
+    folders = sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else ()
+    records: dict[str, dict[str, Record]] = {}
+    for name in EXPERIMENTS:
+        for folder in folders:
             record = files.load_json(folder / f"{name}.json")
             if record is not None and "metrics" in record:
-                records.append(record)
+                records.setdefault(name, {})[record["dataset"]] = record
     return records
 
 
-def _agreements(out: Path) -> list[dict[str, Any]]:
+def _agreements(out: Path) -> list[Record]:
     """The records of benchmarks/agreement.py."""
     records = [files.load_json(path) for path in sorted(out.glob("*/agreement.json"))]
     return [record for record in records if record is not None]
 
 
-def page(records: Sequence[dict[str, Any]], agreements: Sequence[dict[str, Any]] = ()) -> str:
-    names = sorted({record["dataset"] for record in records})
-    links = "".join(f"<p>{escape(name)}: {_links(name, records)}</p>" for name in names)
+def page(out: Path, records: dict[str, dict[str, Record]], agreements: Sequence[Record] = ()) -> str:
+    found = _findings(records)
+    datasets = sorted({dataset for by_dataset in records.values() for dataset in by_dataset})
+    links = "".join(f'<a href="#{name}">{escape(name)}</a>' for name in records)
+    sections = [_section(out, name, each, found[name], datasets) for name, each in records.items()]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>rectgrad: the experiments</title><style>{_STYLE}</style>"
-        "<h1>The experiments</h1><p>Why are saliency maps noisy, and does Rectified Gradient help? We "
-        "repeated the paper's experiments. Each section shows what the paper found, whether our numbers "
-        "support it, the figures and the numbers. A finding is “inconclusive” if the 95 % interval of the "
-        f"difference includes zero, or if numbers cannot decide it.</p><nav>{links}</nav>\n"
-        f"<h3>All findings</h3>{_overview(records)}\n{''.join(map(_agreement, agreements))}"
-        f"{''.join(map(_section, records))}</html>\n"
+        f"<title>rectgrad: the experiments</title><style>{markup.STYLE}</style>"
+        f"<h1>The experiments</h1><p>{escape(INTRODUCTION)}</p>\n"
+        f"{summary.figure(found, datasets)}\n<h2>What the paper says, what holds here, how we know</h2>"
+        f"{summary.table(found, datasets)}\n<nav>{links}</nav>\n{''.join(sections)}"
+        f"{''.join(map(_agreement, agreements))}"
+        f"<h2>Citation</h2><p>The method and the claims are from:</p><pre>{CITATION}</pre></html>\n"
     )
 
 
-def _links(dataset: str, records: Iterable[dict[str, Any]]) -> str:
-    chosen = [record for record in records if record["dataset"] == dataset]
-    return " ".join(f'<a href="#{_anchor(r)}">{escape(r["experiment"])}</a>' for r in chosen)
+def _findings(records: dict[str, dict[str, Record]]) -> dict[str, dict[str, list[Finding]]]:
+    """experiment -> dataset -> findings, corrected over all of them."""
+    found = {
+        name: {
+            dataset: experiment(name).findings(record["metrics"])
+            for dataset, record in by_dataset.items()
+            if not _untrained(record)
+        }
+        for name, by_dataset in records.items()
+    }
+    every = iter(corrected([f for each in found.values() for own in each.values() for f in own]))
+    return {
+        name: {dataset: [next(every) for _ in own] for dataset, own in by_dataset.items()}
+        for name, by_dataset in found.items()
+    }
 
 
-def _anchor(record: dict[str, Any]) -> str:
-    return f"{record['dataset']}-{record['experiment']}"
+def _untrained(record: Record) -> bool:
+    return (record.get("accuracy") or 1.0) < LOWEST
 
 
-def _overview(records: Iterable[dict[str, Any]]) -> str:
-    rows = [
-        [r["dataset"], r["experiment"], finding.claim, HOLDS[finding.holds][1]]
-        for r in records
-        for finding in experiment(r["experiment"]).findings(r["metrics"])
+def _section(
+    out: Path,
+    name: str,
+    records: dict[str, Record],
+    findings: dict[str, list[Finding]],
+    datasets: Sequence[str],
+) -> str:
+    module = experiment(name)
+    shown = {dataset: record for dataset, record in records.items() if not _untrained(record)}
+    parts = [
+        f'<h2 id="{name}">{escape(module.TITLE)}</h2>',
+        f"<blockquote>The paper: {escape(module.PAPER)}</blockquote>",
+        *(_warning(record) for record in records.values() if _untrained(record)),
+        summary.section(findings, datasets),
+        *_figures(out, module.CAPTIONS, shown),
+        *(_numbers(record, module.tables(record["metrics"])) for record in shown.values()),
     ]
-    return _table(Table(["dataset", "experiment", "finding", "our result"], rows), "text")
+    return "\n".join(parts)
 
 
-def _agreement(record: dict[str, Any]) -> str:
+def _warning(record: Record) -> str:
+    name, accuracy = escape(summary.name_of(record["dataset"])), record["accuracy"]
+    return (
+        f"<p>{name}, preset {escape(record['preset'])}: the networks reach a test accuracy of {accuracy:.2f} "
+        "only, so their maps are no result and are not shown.</p>"
+    )
+
+
+def _figures(out: Path, captions: dict[str, str], records: dict[str, Record]) -> list[str]:
+    """The first figure of each dataset side by side; the others are folded away. Photos do not depend on the
+    dataset and are shown once."""
+    by_key: dict[str, list[Path]] = {}
+    for dataset, record in records.items():
+        for name in record["figures"] or ():
+            by_key.setdefault(_key(record, name), []).append(out / dataset / name)
+    drawn = {key: _pair(paths, captions[key]) for key, paths in by_key.items()}
+    first, *others = drawn or [""]
+    more = "".join(drawn[key] for key in others)
+    return [drawn.get(first, ""), markup.folded("More figures", more)]
+
+
+def _key(record: Record, name: str) -> str:
+    return Path(name).stem.removeprefix(record["experiment"]).removeprefix("-")
+
+
+def _pair(paths: Sequence[Path], caption: str) -> str:
+    different = {path.read_bytes(): path for path in reversed(paths) if path.exists()}
+    parts = [
+        markup.figure(
+            path, f"{summary.name_of(path.parent.name)}. {caption}" if len(different) > 1 else caption
+        )
+        for path in reversed(different.values())
+    ]
+    return f'<div class="pair">{"".join(parts)}</div>'
+
+
+def _numbers(record: Record, tables: Sequence[Table]) -> str:
+    notes = "".join(f'<p class="faint">Note: {escape(note)}.</p>' for note in _notes(record))
+    content = f'<p class="faint">{escape(_provenance(record))}</p>{"".join(map(markup.table, tables))}{notes}'
+    return markup.folded(f"Numbers and provenance, {summary.name_of(record['dataset'])}", content)
+
+
+def _agreement(record: Record) -> str:
     """A table that compares the measured maps with other implementations."""
     head = ["method", "compared with", "largest difference, float64", "median, float32", "largest, float32"]
     rows = [
@@ -121,76 +178,33 @@ def _agreement(record: dict[str, Any]) -> str:
         "either side."
     )
     n = next(iter(record["agreement"].values()))["n"]
-    title = f"<h3>Agreement with other implementations on {n} {escape(record['dataset'])} images</h3>"
-    return f"{title}{_table(Table(head, rows, note))}\n"
+    title = f"Agreement with other implementations on {n} {summary.name_of(record['dataset'])} images"
+    return f"<h2>{escape(title)}</h2>{markup.table(Table(head, rows, note))}\n"
 
 
-def _section(record: dict[str, Any]) -> str:
-    module = experiment(record["experiment"])
-    metrics = record["metrics"]
-    parts = [
-        f'<h2 id="{_anchor(record)}">{escape(module.TITLE)}</h2>',
-        f'<p class="faint">{escape(_provenance(record))}</p>',
-        f"<blockquote>The paper: {escape(module.PAPER)}</blockquote>",
-        _findings(module.findings(metrics)),
-        *(_figure(record, name, module.CAPTIONS) for name in record["figures"] or ()),
-        *(_table(table) for table in module.tables(metrics)),
-        *(f'<p class="faint">Note: {escape(note)}.</p>' for note in _notes(record)),
-    ]
-    return "\n".join(parts)
-
-
-def _provenance(record: dict[str, Any]) -> str:
+def _provenance(record: Record) -> str:
     where = record["environment"]
     device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
-    shown = {
-        k: v
-        for k, v in record["settings"].items()
-        if k not in ("experiment", "dataset", "preset", "q", "photos")
-    }
-    numbers = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
+    hidden = ("experiment", "dataset", "preset", "q", "photos")
+    numbers = ", ".join(
+        f"{key.replace('_', ' ')} {value}" for key, value in record["settings"].items() if key not in hidden
+    )
+    networks = len(record.get("weights") or ())
     return (
-        f"{record['dataset']}, preset {record['preset']}: {numbers}. {device}; torch {where['torch']}; "
-        f"{record['seconds']:.0f} s; {where['date'][:10]}; commit {(record['commit'] or 'unknown')[:12]}. "
-        f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --preset {record['preset']}"
+        f"Preset {record['preset']}: {numbers}; {networks} networks. {device}; torch {where['torch']}; "
+        f"{record['seconds']:.0f} s; {where['date'][:10]}; commit {(record['commit'] or 'unknown')[:12]}, "
+        f"code {record.get('code', 'unknown')}. rectgrad reproduce {record['experiment']} "
+        f"--dataset {record['dataset']} --preset {record['preset']}"
     )
 
 
-def _notes(record: dict[str, Any]) -> list[str]:
-    model = record["settings"].get("model")
-    if model != MODEL or any(note.startswith(NO_PHOTOS) for note in record["notes"]):
-        return record["notes"]
+def _notes(record: Record) -> list[str]:
+    model, notes = record["settings"].get("model"), [str(note) for note in record["notes"]]
+    if model != MODEL or any(note.startswith(NO_PHOTOS) for note in notes):
+        return notes
     command = f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --model {PAPERS}"
     paper = (
         f"photos are classified by {model}, not by the paper's Inception V4, whose weights are a 171 MB "
         f"download; to use it: {command}"
     )
-    return [*record["notes"], paper]
-
-
-def _findings(findings: Sequence[Finding]) -> str:
-    items = [
-        f'<li class="{HOLDS[each.holds][0]}"><b>{HOLDS[each.holds][1]}</b> {escape(each.claim)}'
-        f'<br><span class="faint">{escape(each.because)}</span></li>'
-        for each in findings
-    ]
-    return f'<ul class="findings">{"".join(items)}</ul>'
-
-
-def _figure(record: dict[str, Any], name: str, captions: dict[str, str]) -> str:
-    key = name.removeprefix(record["experiment"]).removeprefix("-").removesuffix(".png")
-    caption = escape(captions[key])
-    source = quote(f"{record['dataset']}/{name}")
-    shown = f'<a href="{source}"><img loading="lazy" src="{source}" alt="{caption}"></a>'
-    return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
-
-
-def _table(table: Table, kind: str = "wide") -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
-    note = f'<p class="faint">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
-    )
+    return [*notes, paper]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matplotlib
 from PIL import Image
 
 from rectgrad.bench.environment import commit, environment
@@ -15,6 +15,7 @@ from rectgrad.data import DATASETS
 from rectgrad.data.fetch import Progress, no_progress
 from rectgrad.experiments import EXPERIMENTS
 from rectgrad.experiments.lab import NO_PHOTOS, Lab
+from rectgrad.methods.catalog import METHODS
 from rectgrad.photos import files
 from rectgrad.training import deterministic
 
@@ -39,11 +40,13 @@ def reproduce(
     images: Path | None = None,
     figures: bool = True,
     engine: str = "local",
+    again: bool = False,
 ) -> Path:
     """Runs an experiment and returns the path of its record. An interrupted experiment resumes.
 
     `model` and `images` apply to experiments that show photos. With `figures=False`, figures are left to a
-    later call, which recomputes nothing. `engine` is local, or ray if the experiment supports it.
+    later call, which recomputes nothing. `engine` is local, or ray if the experiment supports it. `again`
+    recomputes an existing record with the same settings.
     """
     module = experiment(name)
     if dataset not in DATASETS:
@@ -58,8 +61,9 @@ def reproduce(
     if photos:
         lab.model, lab.images = model, images
     path = folder / f"{name}.json"
+    files.remove_partial_files(folder)
     with deterministic():
-        record = _load(path, lab)
+        record = None if again else _load(path, lab)
         if record is None:
             _check_overwrite(path, preset)
             if photos:
@@ -85,7 +89,7 @@ def check_engine(name: str, engine: str) -> None:
 
 
 def _compute(module: ModuleType, lab: Lab) -> dict[str, Any]:
-    started = time.monotonic()
+    lab.parts.start()
     metrics = module.run(lab)
     return {
         "experiment": lab.experiment,
@@ -96,11 +100,23 @@ def _compute(module: ModuleType, lab: Lab) -> dict[str, Any]:
         "seed": lab.seed,
         "environment": environment(lab.device),
         "commit": commit(),
-        "seconds": round(time.monotonic() - started, 1),  # since the last start
+        "code": lab.code,
+        "data": lab.data(),
+        "weights": lab.weights(),
+        "accuracy": lab.accuracy(),
+        "methods": {name: repr(METHODS[name]) for name in sorted(_names(metrics) & set(METHODS))},
+        "seconds": round(lab.parts.seconds(), 1),  # over all starts
         "notes": lab.notes,
         "figures": None,
         "metrics": metrics,
     }
+
+
+def _names(value: Any) -> set[str]:
+    """All keys in a record."""
+    if isinstance(value, list):
+        return {name for each in value for name in _names(each)}
+    return set(value).union(*map(_names, value.values())) if isinstance(value, dict) else set()
 
 
 def _load(path: Path, lab: Lab) -> dict[str, Any] | None:
@@ -133,11 +149,14 @@ def _quantize(page: Image.Image) -> Image.Image:
 
 
 def _save_figure(lab: Lab, key: str, page: Any) -> str:
-    """Writes a figure and returns its file name; the key of the main figure is empty."""
-    name = f"{lab.experiment}-{key}.png" if key else f"{lab.experiment}.png"
+    """Writes a figure, pictures as PNG and plots as SVG, and returns its file name; the key of the main
+    figure is empty."""
+    picture = isinstance(page, Image.Image)
+    name = f"{lab.experiment}{f'-{key}' if key else ''}.{'png' if picture else 'svg'}"
     with files.atomic(lab.out / name) as part:
-        if isinstance(page, Image.Image):
+        if picture:
             _quantize(page).save(part, format="PNG", optimize=True)
         else:
-            page.savefig(part, format="png", dpi=110)
+            with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": lab.experiment}):
+                page.savefig(part, format="svg", metadata={"Date": None})
     return name

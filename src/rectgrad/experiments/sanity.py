@@ -8,6 +8,7 @@ et al., 2018). Later papers report that RectGrad is not very sensitive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,18 +17,20 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from rectgrad.experiments.findings import Finding, Table, mean, number
+from rectgrad.experiments.colours import colour, layer_name
+from rectgrad.experiments.findings import Finding, Table, decided, effect, mean, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED, comparison_map
-from rectgrad.experiments.statistics import spread
+from rectgrad.experiments.repeated import measured
+from rectgrad.experiments.statistics import difference, spread
 from rectgrad.methods.catalog import title_of
-from rectgrad.metrics import rank_correlation, ssim
+from rectgrad.metrics import rank_correlation, ssim, unrelated
 from rectgrad.metrics.random_weights import randomised
 from rectgrad.models.cifar import CifarCNN
 from rectgrad.training import logits
 
 TITLE = "Maps of networks with random weights (sanity checks)"
-PRESETS = {"quick": {"images": 25, "draws": 1}, "paper": {"images": 500, "draws": 3}}
+PRESETS = {"quick": {"images": 25}, "paper": {"images": 200}}
 PAPER = "Not in the paper. Later papers report that RectGrad's maps depend only weakly on the weights."
 CAPTIONS = {
     "": "Similarity of the maps of the trained network and of a network with randomised layers: rank "
@@ -37,6 +40,11 @@ CAPTIONS = {
 LAYERS = ("dense2", "dense1", "conv4", "conv3", "conv2", "conv1")  # from the output to the input
 METHODS = (*COMPARED, "rectgrad_mod")
 KINDS = ("cascading", "alone")
+COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rank": rank_correlation,
+    "rank_absolute": partial(rank_correlation, absolute=True),
+    "ssim": ssim,
+}
 MEASURES = {"rank": "rank correlation", "rank_absolute": "rank correlation, absolute", "ssim": "SSIM"}
 
 
@@ -49,59 +57,46 @@ def reinitialised(module: nn.Module, layers: tuple[str, ...], seed: int) -> nn.M
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    draws = range(lab.numbers["draws"])
-    with lab.progress(len(METHODS) * len(draws), "sanity") as advance:
-        for method in METHODS:
-            found = []
-            for draw in draws:
-                found.append(lab.parts.part(f"{method} {draw}", partial(_measure, lab, method, draw)))
-                advance()
-            metrics[method] = {
-                kind: {key: _combine([each[kind][key] for each in found]) for key in MEASURES}
-                for kind in KINDS
-            }
+    x, _ = lab.test()
+    values = measured(lab, lab.networks(), METHODS, partial(_measure, lab, x), "similarity")
+    metrics = {method: _summary(found) for method, found in values.items()}
+    if {"rectgrad", "saliency"} <= set(values):
+        ours, theirs = values["rectgrad"], values["saliency"]
+        metrics["rectgrad"]["above saliency"] = {
+            key: difference(ours[f"cascading {key}"][:, -1], theirs[f"cascading {key}"][:, -1])
+            for key in MEASURES
+        }
     return metrics
 
 
-def _combine(draws: list[list[list[float]]]) -> list[dict[str, Any]]:
-    """The spread over images for each layer; the value of an image is the mean over random draws."""
-    found = []
-    for layer in zip(*draws, strict=True):
-        values = np.array(layer, dtype=np.float64)  # draws, images
-        valid = ~np.isnan(values)
-        means = np.where(valid, values, 0).sum(0) / np.where(valid.any(0), valid.sum(0), np.nan)
-        each = [
-            float(row[keep].mean()) if keep.any() else None for row, keep in zip(values, valid, strict=True)
-        ]
-        found.append({**spread(means), "draws": each})
-    return found
+def _summary(values: dict[str, np.ndarray]) -> dict[str, Any]:
+    """kind -> measure -> the spread at each layer; values are (networks, layers, images)."""
+    return {
+        kind: {key: [spread(v) for v in values[f"{kind} {key}"].swapaxes(0, 1)] for key in MEASURES}
+        for kind in KINDS
+    } | {"floor": {key: spread(values[f"floor {key}"]) for key in MEASURES}}
 
 
-def _measure(lab: Lab, method: str, draw: int) -> dict[str, dict[str, list[list[float]]]]:
-    x, _ = lab.test()
-    target = logits(lab.network, x).argmax(1)
-    before = comparison_map(lab.network, x, method, target)
+def _measure(lab: Lab, x: Tensor, module: nn.Module, method: str) -> dict[str, Any]:
+    """For each kind and measure, one row of values per layer. Every network has its own random weights."""
+    target = logits(module, x).argmax(1)
+    before, draw = comparison_map(module, x, method, target), lab.networks().index(module)
     sets: dict[str, list[tuple[str, ...]]] = {
         "cascading": [LAYERS[: i + 1] for i in range(len(LAYERS))],
         "alone": [(name,) for name in LAYERS],
     }
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    found: dict[str, Any] = {f"{kind} {key}": [] for kind in KINDS for key in MEASURES}
     for kind, chosen in sets.items():
-        found[kind] = {key: [] for key in MEASURES}
         for layers in chosen:
-            after = comparison_map(reinitialised(lab.network, layers, draw), x, method, target)
+            after = comparison_map(reinitialised(module, layers, draw), x, method, target)
             for key, values in _similarities(before, after).items():
-                found[kind][key].append(values.tolist())
-    return found
+                found[f"{kind} {key}"].append(values.tolist())
+    floors = {f"floor {key}": unrelated(measure, before).tolist() for key, measure in COMPARISONS.items()}
+    return found | floors
 
 
 def _similarities(a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    return {
-        "rank": rank_correlation(a, b),
-        "rank_absolute": rank_correlation(a, b, absolute=True),
-        "ssim": ssim(a, b),
-    }
+    return {key: measure(a, b) for key, measure in COMPARISONS.items()}
 
 
 def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +105,14 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
     styles = {name: ("-" if name.startswith("rectgrad") else "--") for name in metrics}
     for row, key in zip(axes, ("rank", "ssim"), strict=True):
         for axis, kind in zip(row, KINDS, strict=True):
-            for i, (method, found) in enumerate(metrics.items()):
+            for method, found in metrics.items():
                 means = [each.get("mean", np.nan) for each in found[kind][key]]
-                colour = f"C{i}" if i < 10 else "#1c1d21"
-                axis.plot(LAYERS, means, styles[method], marker=".", label=title_of(method), color=colour)
+                names = [layer_name(name) for name in LAYERS]
+                axis.plot(
+                    names, means, styles[method], marker=".", label=title_of(method), color=colour(method)
+                )
             axis.axhline(0, color="grey", linestyle=":")
+            axis.tick_params(axis="x", rotation=20)
             axis.set_title(f"{kind}, from the output" if kind == "cascading" else "each layer alone")
             axis.spines[["top", "right"]].set_visible(False)
         row[0].set_ylabel(f"{MEASURES[key]} with the trained network's map")
@@ -127,12 +125,12 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
     for kind in KINDS:
         for key in MEASURES:
             rows = [
-                [title_of(method), *(mean(each) for each in found[kind][key])]
+                [title_of(method), *(mean(each) for each in found[kind][key]), mean(found["floor"][key])]
                 for method, found in metrics.items()
             ]
             which = "the layers from the output to" if kind == "cascading" else "only"
             note = f"{MEASURES[key]}; {which} the named layer randomised."
-            made.append(Table(["method", *LAYERS], rows, note))
+            made.append(Table(["method", *map(layer_name, LAYERS), "unrelated images"], rows, note))
     return made
 
 
@@ -144,16 +142,23 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         "values).",
         "ssim": "They are also more similar by SSIM (which is high for maps that share zeros).",
     }
-    return [Finding(claim, *_less_sensitive(metrics, key)) for key, claim in claims.items()]
+    return [
+        decided(claim, [effect(metrics["rectgrad"]["above saliency"][key])], _points(metrics, key), ours=True)
+        for key, claim in claims.items()
+    ]
 
 
-def _less_sensitive(metrics: dict[str, Any], key: str) -> tuple[bool | None, str]:
-    """Compares the values with all layers randomised; None (inconclusive) if the intervals overlap."""
-    ends = {name: found["cascading"][key][-1] for name, found in metrics.items()}
-    ours, theirs = (ends[name].get("interval", (-1.0, 1.0)) for name in ("rectgrad", "saliency"))
-    holds = True if ours[0] > theirs[1] else (False if ours[1] < theirs[0] else None)
-    if len(ends["rectgrad"].get("draws", LAYERS)) < 2:
-        holds = None  # a single random network is not enough
-    ordered = sorted(ends, key=lambda name: -ends[name].get("mean", -1.0))
-    values = ", ".join(f"{title_of(name)} {number(ends[name].get('mean', np.nan))}" for name in ordered)
-    return holds, f"{MEASURES[key]} with all layers randomised: {values}"
+def _points(metrics: dict[str, Any], key: str) -> str:
+    """All points of RectGrad's curve, its floor, and the last point of every method."""
+    curve = metrics["rectgrad"]["cascading"][key]
+    points = ", ".join(
+        f"{number(each.get('mean', np.nan))} down to {layer_name(name)}"
+        for name, each in zip(LAYERS, curve, strict=True)
+    )
+    ends = {name: found["cascading"][key][-1].get("mean", np.nan) for name, found in metrics.items()}
+    ordered = sorted(ends, key=lambda name: -ends[name])
+    return (
+        f"RectGrad's {MEASURES[key]}, layers randomised from the output: {points}; unrelated images "
+        f"{mean(metrics['rectgrad']['floor'][key])}; with all layers randomised: "
+        + ", ".join(f"{title_of(name)} {number(ends[name])}" for name in ordered)
+    )

@@ -63,9 +63,17 @@ class Networks:
         """The logits of all networks, (N, count, classes)."""
         return self._forward(data, first, count)["logits"].to(self.wide)
 
-    def modules(self) -> list[CifarCNN]:
-        """The networks in their current state."""
-        return [unpacked({k: v[i].cpu() for k, v in self.parameters.items()}) for i in range(self.n)]
+    def states(self) -> list[tuple[dict[str, Tensor], ...]]:
+        """Of each network, by name: its weights, and the first and second moments of Adam."""
+        all_three = (
+            self.parameters,
+            {k: first for k, (first, _) in self.moments.items()},
+            {k: second for k, (_, second) in self.moments.items()},
+        )
+        return [
+            tuple(unpacked({k: v[i].cpu() for k, v in each.items()}) for each in all_three)
+            for i in range(self.n)
+        ]
 
     # --- one step ---------------------------------------------------------------------------------------
 
@@ -216,8 +224,8 @@ def packed(module: CifarCNN) -> dict[str, Tensor]:
     return found
 
 
-def unpacked(parameters: dict[str, Tensor]) -> CifarCNN:
-    """The inverse of `packed`."""
+def unpacked(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `packed`: the state of a module, from tensors in the layout of the kernels."""
     state = dict(parameters)
     for name in CONVOLUTIONS:
         weight = parameters[f"{name}.weight"]
@@ -226,6 +234,4 @@ def unpacked(parameters: dict[str, Tensor]) -> CifarCNN:
     dense = parameters["dense1.weight"].reshape(8, 8, 64, 256).permute(3, 2, 0, 1)
     state["dense1.weight"] = dense.reshape(256, 4096).contiguous()
     state["dense2.weight"] = parameters["dense2.weight"].T.contiguous()
-    module = CifarCNN(len(parameters["dense2.bias"]))
-    module.load_state_dict(state)
-    return module.eval()
+    return state

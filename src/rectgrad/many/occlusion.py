@@ -67,3 +67,9 @@ class Occluded:
             first, positions, len(self), SIDE=32, BLOCK=block,
         )  # fmt: skip
         return out
+
+
+def unmodified(images: Images, networks: int, device: str) -> Occluded:
+    """The same images for every network, without hidden pixels."""
+    ranks = torch.zeros(1, len(images), PIXELS, dtype=torch.int16)
+    return Occluded(images, ranks, [Hidden(0, 0, 0)] * networks, torch.zeros(3), device)

@@ -1,4 +1,4 @@
-"""Trains many networks and returns their test accuracies."""
+"""Trains many networks at once, where our kernels can be used, or one by one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rectgrad import training
-from rectgrad.many.occlusion import Occluded
-from rectgrad.training import Plan
+from rectgrad.data import Images
+from rectgrad.many.occlusion import Occluded, unmodified
+from rectgrad.training import Plan, Run
+
+if TYPE_CHECKING:
+    from rectgrad.many.networks import Networks
 
 THREADS = 2  # on a CPU: fixed, because the rounding of sums depends on the number of threads
 
@@ -52,9 +57,34 @@ def train(
     plans = [replace(plan, seed=seed) for seed in seeds]
     if _by_kernels(plan.device):
         with torch.cuda.device(plan.device):
-            return _together(train_set, test_set, plans, dtype)
+            return _accuracies(_together(train_set, plans, dtype)[0], test_set, plan.batch)
     with fixed_threads():
         return [_alone(train_set, test_set, i, each) for i, each in enumerate(plans)]
+
+
+def train_runs(
+    images: Images, seeds: Sequence[int], plan: Plan, dtype: torch.dtype = torch.bfloat16
+) -> list[Run]:
+    """Trains one network per seed on the same images, all at once with our kernels: see `at_once`."""
+    plans = [replace(plan, seed=seed) for seed in seeds]
+    on_cuda = torch.device(plan.device).type == "cuda"
+    with torch.cuda.device(plan.device) if on_cuda else contextlib.nullcontext():
+        networks, losses = _together(unmodified(images, len(seeds), plan.device), plans, dtype)
+    return [
+        _run(each, state, networks.steps, found)
+        for each, state, found in zip(plans, networks.states(), losses, strict=True)
+    ]
+
+
+def _run(plan: Plan, state: tuple[dict[str, Tensor], ...], steps: int, losses: list[float]) -> Run:
+    """What the training loop would have at this point."""
+    run = training.fresh(replace(plan, device="cpu"))
+    run.losses, (weights, first, second) = losses, state
+    run.module.load_state_dict(weights)
+    for name, value in run.module.named_parameters():
+        moments = {"exp_avg": first[name].to(value), "exp_avg_sq": second[name].to(value)}
+        run.optimiser.state[value] = {"step": torch.tensor(float(steps)), **moments}
+    return run
 
 
 def _alone(train_set: Occluded, test_set: Occluded, network: int, plan: Plan) -> float:
@@ -68,17 +98,25 @@ def _alone(train_set: Occluded, test_set: Occluded, network: int, plan: Plan) ->
 
 
 def _together(
-    train_set: Occluded, test_set: Occluded, plans: Sequence[Plan], dtype: torch.dtype
-) -> list[float]:
+    train_set: Occluded, plans: Sequence[Plan], dtype: torch.dtype
+) -> tuple[Networks, list[list[float]]]:
+    """The trained networks, and the mean loss of each of their epochs."""
     from rectgrad.many.networks import Networks  # needs Triton
 
     modules: list[Any] = [training.fresh(replace(p, device="cpu")).module for p in plans]
-    networks = Networks(modules, plans[0].device, dtype)
-    batch = plans[0].batch
-    for _ in range(plans[0].epochs):
-        for first in range(0, len(train_set), batch):
-            networks.learn(train_set, first, min(batch, len(train_set) - first), plans[0].rate)
-    correct = torch.zeros(len(plans), device=plans[0].device)
+    networks, (plan, *_) = Networks(modules, plans[0].device, dtype), plans
+    epochs = []
+    for _ in range(plan.epochs):
+        total = torch.zeros(len(plans), device=plan.device)
+        for first in range(0, len(train_set), plan.batch):
+            count = min(plan.batch, len(train_set) - first)
+            total += count * networks.learn(train_set, first, count, plan.rate)
+        epochs.append((total / len(train_set)).tolist())
+    return networks, [list(each) for each in zip(*epochs, strict=True)]
+
+
+def _accuracies(networks: Networks, test_set: Occluded, batch: int) -> list[float]:
+    correct = torch.zeros(networks.n, device=test_set.device)
     for first in range(0, len(test_set), batch):
         count = min(batch, len(test_set) - first)
         predicted = networks.logits(test_set, first, count).argmax(2)
