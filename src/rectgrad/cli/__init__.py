@@ -27,7 +27,7 @@ COMMANDS = {
     "explain": ("explain", "Explain photos: one picture and one JSON record each."),
     "compare": ("compare", "Compare methods side by side, as in the paper's Figure 1."),
     "sweep": ("sweep", "Show RectGrad at many thresholds, as in the paper's Figure 4."),
-    "layers": ("layers", "Show the attribution layer by layer, as in the paper's Figure 7."),
+    "layers": ("layers", "Show each layer's attribution, as in the paper's Figure 7."),
     "judge": ("judge", "Judge which methods to trust on a network and photos."),
     "app": ("explorer", "Start the explorer, an interactive web page."),
     "bench": ("bench", "Measure the time and memory of each method."),
@@ -73,11 +73,11 @@ def _tune_process() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
-        for option, megabytes in ((_MMAP_THRESHOLD, 32), (_TRIM_THRESHOLD, 1024)):
-            ctypes.CDLL(None).mallopt(option, megabytes * 2**20)
+        for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**30)):
+            ctypes.CDLL(None).mallopt(option, value)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 app = typer.Typer(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
+from PIL import Image
 
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
+from rectgrad.data import DATASETS, Dataset
 from rectgrad.explanation import Network
 from rectgrad.models import load
 from rectgrad.verdict import Verdict
 from rectgrad.verdict.judging import judged
 from rectgrad.verdict.presets import PRESETS
+from rectgrad.verdict.record import text
 from rectgrad.verdict.run import ENGINES
 
 judge_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -22,7 +25,10 @@ judge_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @judge_app.command("judge")
 def judge(
-    images: Annotated[list[str], typer.Argument(help="Photos, folders or glob patterns.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(help=f"Photos, folders or glob patterns, or a dataset: {' or '.join(DATASETS)}."),
+    ],
     model: shared.ModelName = "efficientnet_lite0",
     weights: shared.Weights = None,
     labels: shared.Labels = None,
@@ -34,6 +40,9 @@ def judge(
         Path | None, typer.Option(help="Folder of object masks with the names of the photos.")
     ] = None,
     preset: Annotated[str, typer.Option(help="quick (50 photos) or full (500 photos).")] = "quick",
+    count: Annotated[
+        int | None, typer.Option(help="Number of photos; default: that of the preset.", show_default=False)
+    ] = None,
     device: shared.Device = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray to use all cores or a cluster.")] = "local",
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
@@ -44,21 +53,34 @@ def judge(
 
     Writes OUT/verdict.html, a page that needs no network connection, and OUT/verdict.json. Methods are
     compared with each other and with maps that know nothing of the network. Finished parts are kept in
-    OUT/parts, so an interrupted run resumes.
+    OUT/parts, so an interrupted run resumes. Of a dataset, test images are used, with the masks of `shapes`.
 
     Example: rectgrad judge photos/ --methods rectgrad,saliency,gradcam --out verdict
+
+    Example: rectgrad judge cifar10 --model cifar10_resnet --preset full --count 1000
     """
     shared.check_choice("--preset", preset, tuple(PRESETS))
     shared.check_choice("--engine", engine, ENGINES)
-    sources = shared.find_photos(images, out)
+    settings = PRESETS[preset] if count is None else PRESETS[preset].of_photos(count)
+    data = _dataset(images)
+    photos = shared.find_photos(images, out) if data is None else list(map(Image.fromarray, data.test.pixels))
+    known = None if data is None or data.test.masks is None else torch.from_numpy(data.test.masks)
     loaded = load(model, weights=weights, labels=labels)
     loaded.module.to(shared.resolve_device(device))
     shared.prepare_output(out)
-    network = Network.of(loaded)
-    verdict = judged(network, sources, methods, measures, masks, preset, out, engine, seed, progress)
-    print(json.dumps(verdict.record, ensure_ascii=False)) if as_json else _print(verdict, out)
+    renamed = data is not None and labels is None and len(loaded.labels) == len(data.classes)
+    network = Network.of(loaded, labels=data.classes if data is not None and renamed else None)
+    where = masks if masks is not None else known
+    verdict = judged(network, photos, methods, measures, where, settings, out, engine, seed, progress)
+    print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]
-    return shared.exit_status(broken, len(sources) > 1)
+    return shared.exit_status(broken, len(photos) > 1)
+
+
+def _dataset(images: list[str]) -> Dataset | None:
+    """The dataset with the given name, unless there is a file or folder of that name."""
+    named = len(images) == 1 and images[0] in DATASETS and not Path(images[0]).exists()
+    return DATASETS[images[0]]() if named else None
 
 
 def _print(verdict: Verdict, out: Path) -> None:

@@ -34,7 +34,7 @@ def insertion(
     """
     order = pixel_order("insertion", inputs, maps)
     scores = Scores(model, target, len(inputs), batch_size)
-    return _curve(scores, filled(baseline, inputs), inputs, order, steps, clean_last=True)
+    return curve(scores, filled(baseline, inputs), inputs, order, steps, clean_last=True)
 
 
 def deletion(
@@ -50,7 +50,7 @@ def deletion(
     """The reverse of `insertion`: pixels of `baseline` replace those of `inputs`."""
     order = pixel_order("deletion", inputs, maps)
     scores = Scores(model, target, len(inputs), batch_size)
-    return _curve(scores, inputs, filled(baseline, inputs), order, steps, clean_last=False)
+    return curve(scores, inputs, filled(baseline, inputs), order, steps, clean_last=False)
 
 
 def area(curve: Tensor) -> Tensor:
@@ -70,16 +70,25 @@ def pixel_order(call: str, inputs: Tensor, maps: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _curve(scores: Scores, start: Tensor, end: Tensor, order: Tensor, steps: int, clean_last: bool) -> Tensor:
+def curve(
+    scores: Scores,
+    start: Tensor,
+    end: Tensor,
+    order: Tensor,
+    steps: int,
+    clean_last: bool,
+    ends: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Scores, (N, steps + 1), as pixels of `end` replace those of `start` in the given order.
 
     The clean inputs, which are the first or the last step, are evaluated first: they determine the class if
-    `target` is None.
+    `target` is None. ends: the scores of `start` and `end`, if they are known.
     """
     if steps < 1:
         raise ValueError(f"steps={steps}: needs 1 or more")
     pixels = order.shape[-2] * order.shape[-1]
     counts = [k * pixels // steps for k in range(steps + 1)]
     shown = reversed(counts) if clean_last else iter(counts)
-    columns = [scores(torch.where(order < n, end, start)) for n in shown]
+    known = {} if ends is None else {0: ends[0], pixels: ends[1]}
+    columns = [known[n] if n in known else scores(torch.where(order < n, end, start)) for n in shown]
     return torch.stack(columns[::-1] if clean_last else columns, dim=1)

@@ -7,9 +7,12 @@ CPU in float32.
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+
+MANY = 2**20  # numbers from which threads save time
 
 
 def seeded(*parts: bytes) -> torch.Generator:
@@ -41,6 +44,13 @@ class Draws:
 
     def _filled(self, fill: str, shape: tuple[int, ...]) -> Tensor:
         drawn = torch.empty(len(self.generators), *shape, dtype=torch.float32, device="cpu")
-        for own, generator in zip(drawn, self.generators, strict=True):
+
+        def fill_one(own: Tensor, generator: torch.Generator) -> None:
             getattr(own, fill)(generator=generator)
+
+        if drawn.numel() < MANY:
+            list(map(fill_one, drawn, self.generators))
+        else:
+            with ThreadPoolExecutor() as pool:  # torch draws without Python's lock, on one core
+                list(pool.map(fill_one, drawn, self.generators))
         return drawn.to(self.device)

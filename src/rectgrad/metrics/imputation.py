@@ -123,7 +123,7 @@ def _coarser(fine: _Grid) -> _Grid:
 
 
 def _inverse(grid: _Grid) -> Tensor:
-    """The inverse matrix, (N, pixels, pixels), computed on the CPU in float64.
+    """The inverse matrix, (N, pixels, pixels), computed in float64, which only CPUs and CUDA have.
 
     Coarse unknowns may be linearly dependent; an addition to the diagonal, small but above the rounding of
     float32, keeps the matrix positive definite.
@@ -132,7 +132,9 @@ def _inverse(grid: _Grid) -> Tensor:
     single = torch.eye(height * width).to(grid.unknown).reshape(1, -1, height, width)
     matrix = grid.apply(single.expand(n, -1, -1, -1) * grid.unknown).flatten(2)
     addition = torch.where(grid.unknown == 0, 1, 1e-5 * ratio(grid.unknown, grid.inverse_diagonal)).flatten(1)
-    return torch.linalg.inv(matrix.cpu().double() + torch.diag_embed(addition.cpu().double())).to(matrix)
+    able = matrix.device if matrix.is_cuda else torch.device("cpu")
+    exact = matrix.to(able).double() + torch.diag_embed(addition.to(able).double())
+    return torch.linalg.inv(exact).to(matrix)
 
 
 def _neighbours(x: Tensor) -> Tensor:

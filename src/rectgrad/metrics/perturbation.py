@@ -84,19 +84,20 @@ def _named(
     random = Draws(inputs, seed)
     if perturbation == "gaussian":
         return lambda x, _: (noise * random.normal(*x.shape[1:])).to(x.dtype)
+    return lambda x, _: torch.where(random_square(random, x, side), x - empty, 0)
+
+
+def random_square(random: Draws, inputs: Tensor, side: int | None = None) -> Tensor:
+    """True in a random square of each sample, in a shape that broadcasts to `inputs`."""
     height, width = inputs.shape[-2:]
     side = max(min(height, width) // 8, 1) if side is None else side
     if not 1 <= side <= min(height, width):
         raise ValueError(f"infidelity(side={side}) for {height} by {width} pixels: needs squares that fit")
-    return lambda x, _: torch.where(over_channels(_square(random, height, width, side), x), x - empty, 0)
-
-
-def _square(random: Draws, height: int, width: int, side: int) -> Tensor:
-    """(N, H, W), True in a random square of each sample."""
     top, left = (
         (part * (size - side + 1)).long().clamp(max=size - side)
         for part, size in zip(random.uniform(2).unbind(1), (height, width), strict=True)
     )
     rows = torch.arange(height, device=top.device) - top[:, None]
     columns = torch.arange(width, device=left.device) - left[:, None]
-    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+    square = ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+    return over_channels(square, inputs)

@@ -95,13 +95,19 @@ def max_sensitivity(
     """
     if draws < 1 or not radius >= 0:
         raise ValueError(f"max_sensitivity(radius={radius}, draws={draws}): needs radius >= 0 and draws >= 1")
-    before, random = samples("max_sensitivity", maps.detach()), Draws(inputs, seed)
+    random = Draws(inputs, seed)
+    noise = (radius * (2 * random.uniform(*inputs.shape[1:]) - 1) for _ in range(draws))
+    return largest_change(inputs, maps, target, attribute, noise)
+
+
+def largest_change(
+    inputs: Tensor, maps: Tensor, target: Target, attribute: Attribute, noise: Iterable[Tensor]
+) -> Tensor:
+    """Of a map, (N,), when each noise is added to the inputs, relative to the map's norm."""
+    before = samples("max_sensitivity", maps.detach())
     largest = before.new_zeros(len(inputs))
-    for _ in range(draws):
-        noise = radius * (2 * random.uniform(*inputs.shape[1:]) - 1)
-        after = samples(
-            "max_sensitivity", attribute(inputs.detach() + noise.to(inputs.dtype), target).detach()
-        )
-        largest = torch.maximum(largest, (after - before).norm(dim=1))
+    for added in noise:
+        changed = attribute(inputs.detach() + added.to(inputs.dtype), target).detach()
+        largest = torch.maximum(largest, (samples("max_sensitivity", changed) - before).norm(dim=1))
     norm = before.norm(dim=1)
     return torch.where(norm > 0, largest / norm, torch.nan)

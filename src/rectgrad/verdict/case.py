@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-import rectgrad
+from rectgrad.bench.environment import code_digest
 from rectgrad.metrics import grid
 from rectgrad.metrics.random_weights import layer_groups
 from rectgrad.metrics.scores import Scores
@@ -27,6 +25,15 @@ CANDIDATES = 200  # composites that are tried
 FEW = 8  # fewer composites cannot tell methods apart: larger cells are tried
 SURE = 0.9  # probability of the photos in composites of full size
 NOISE = 0.01  # radius of max-sensitivity, as a share of the value range
+COMPUTES = (
+    "case",
+    "matched",
+    "photos",
+    "rows",
+    "units",
+    "work",
+)  # what numbers depend on
+GPU_VALUES = 3 * 50 * 224 * 224  # of the photos in a chunk
 CPU_PIXELS = 200_000  # on a CPU, activations of 4 photos of 224 x 224 fit the cache: 27 ms each, 39 ms at 8
 
 
@@ -72,10 +79,7 @@ class Case:
     @torch.no_grad()
     def evaluated(self, images: Tensor) -> Tensor:
         """The network's outputs."""
-        size = batch_size(images)
-        if images.dim() == 4 and images.device.type == "cpu":
-            images = images.contiguous(memory_format=torch.channels_last)  # a fifth faster
-        return Scores(self.model, None, len(images), size).outputs(images)
+        return Scores(self.model, None, len(images), batch_size(images)).outputs(images)
 
     @property
     def has_classes(self) -> bool:
@@ -170,17 +174,27 @@ class Case:
         """Chunks of photos, such that each count of the preset is at the end of a chunk; then composites."""
         p = self.preset
         counts = {p.evaluated, p.repeated, p.costly, p.costly_repeated, p.matched}
-        yield from _cut(len(self.inputs), p.chunk, counts)
+        yield from _cut(len(self.inputs), self._chunk, counts)
         if self.wanted("grid") and self.grid is not None:
-            yield from (each._replace(composite=True) for each in _cut(len(self.grid.photos), p.chunk))
+            yield from (each._replace(composite=True) for each in _cut(len(self.grid.photos), self._chunk))
+
+    @property
+    def _chunk(self) -> int:
+        """Photos in a chunk: on a GPU more if they are small, because its kernels would be too short."""
+        fit = GPU_VALUES // max(self.inputs[0].numel(), 1) if self.device.type == "cuda" else 0
+        return max(self.preset.chunk, fit)
+
+    def digests(self) -> dict[str, str | None]:
+        return {
+            "code": code_digest(*(f"verdict/{name}.py" for name in COMPUTES)),
+            "weights": _network_digest(self.model),
+            "photos": tensor_digest(self.inputs),
+            "masks": None if self.masks is None else tensor_digest(self.masks),
+        }
 
     def settings(self) -> dict[str, Any]:
         """Everything that a number depends on, except its row."""
-        return {
-            "code": code_digest(),
-            "weights": _network_digest(self.model),
-            "photos": [tensor_digest(each) for each in self.inputs],
-            "masks": None if self.masks is None else tensor_digest(self.masks),
+        return self.digests() | {
             "preset": asdict(self.preset),
             "measures": self.measures,
             "seed": self.seed,
@@ -205,17 +219,6 @@ def _cut(n: int, size: int, counts: set[int] | frozenset[int] = frozenset()) -> 
         pieces = -(-(last - first) // size)
         edges = [first + i * (last - first) // pieces for i in range(pieces + 1)]
         yield from (Chunk(start, stop) for start, stop in pairwise(edges))
-
-
-@functools.cache
-def code_digest() -> str:
-    """A hash of the code that computes maps and measures. Pages and commands do not matter."""
-    found, package = hashlib.sha256(), Path(rectgrad.__file__).parent
-    folders = ("ops", "kernels", "engine", "rules", "methods", "metrics")
-    own = [package / "verdict" / name for name in ("case.py", "matched.py", "rows.py", "units.py", "work.py")]
-    for path in [*sorted(p for name in folders for p in (package / name).rglob("*.py")), *own]:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 def _network_digest(model: Callable[..., Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 from rectgrad.bench import measure, memory
@@ -21,11 +20,11 @@ GRADIENT = Row("plain gradient", Saliency())
 def costs(case: Case, rows: Sequence[Row], parts: Parts | Memory) -> dict[str, Any]:
     """Seconds per photo, and time and memory divided by those of a plain gradient."""
     found: dict[str, Any] = {}
-    with closing(Worker(case)) as worker:
-        for row in [GRADIENT, *(row for row in rows if not row.control)]:
-            name = f"cost-{row.name}-{row.digest}"
-            known = parts.known(name)
-            found[row.name] = parts.keep(name, _cost(case, worker, row.method)) if known is None else known
+    worker = Worker(case)
+    for row in [GRADIENT, *(row for row in rows if not row.control)]:
+        name = f"cost-{row.name}-{row.digest}"
+        known = parts.known(name)
+        found[row.name] = parts.keep(name, _cost(case, worker, row.method)) if known is None else known
     base = found.pop(GRADIENT.name)
     return {name: _ratios(cost, base) for name, cost in found.items() if cost}
 

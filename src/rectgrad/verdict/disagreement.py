@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from contextlib import closing
 from itertools import combinations
 from typing import Any
 
@@ -23,7 +22,7 @@ from rectgrad.verdict.rows import Row
 from rectgrad.verdict.run import Computed, Memory
 from rectgrad.verdict.work import Worker
 
-PHOTOS, SIZE = 4, 160
+PHOTOS, SIZE = 3, 128
 Json = dict[str, Any]
 
 
@@ -55,14 +54,13 @@ def drawn(
     """For each of these photos, its picture and one for each method, as data URLs."""
     order = [name for name in record["ranks"]["order"] if name in record["methods"]]
     methods = sorted((row for row in rows if row.name in order), key=lambda row: order.index(row.name))
-    found = []
-    with closing(Worker(case)) as worker:
-        for each in record["disagreements"]:
-            i = each["photo"]
-            crop = shown.crops[i]
-            pictures = {row.name: _picture(case, worker, row, i, parts) for row in methods}
-            photo = _encoded(crop) if crop is not None else None
-            found.append({**each, "picture": photo, "maps": pictures})
+    found, worker = [], Worker(case)
+    for each in record["disagreements"]:
+        i = each["photo"]
+        crop = shown.crops[i]
+        pictures = {row.name: _picture(case, worker, row, i, parts) for row in methods}
+        photo = _encoded(crop) if crop is not None else None
+        found.append({**each, "picture": photo, "maps": pictures})
     return found
 
 
@@ -80,5 +78,5 @@ def _encoded(picture: Image.Image) -> str:
     """A data URL of the picture at SIZE pixels."""
     stream = io.BytesIO()
     sized = picture.convert("RGB").resize((SIZE, SIZE), Image.Resampling.LANCZOS)
-    Image.fromarray(np.asarray(sized)).save(stream, format="JPEG", quality=82)
+    Image.fromarray(np.asarray(sized)).save(stream, format="JPEG", quality=75)
     return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"

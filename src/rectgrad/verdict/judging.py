@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,9 +28,10 @@ from rectgrad.verdict.matched import matched_rows
 from rectgrad.verdict.measures import MEASURES, chosen
 from rectgrad.verdict.page import page
 from rectgrad.verdict.presets import Preset, preset_of
+from rectgrad.verdict.record import plain, text
 from rectgrad.verdict.rows import Row, rows_of
 from rectgrad.verdict.run import ENGINES, Progress, kept_in, no_progress, run
-from rectgrad.verdict.values import Columns, columns, failures
+from rectgrad.verdict.values import Columns, columns, failures, times
 
 Json = dict[str, Any]
 Photos = str | Path | Sequence[Picture | Source] | Tensor
@@ -49,7 +48,7 @@ class Verdict:
     `agreement` of the measures.
     answers: question -> methods that are tied for best, or "inconclusive".
     failures: what could not be judged, and why.
-    record: all of this with settings and versions, as in verdict.json.
+    record: all of this with settings, versions and `times`, the seconds of each unit of work and row.
     """
 
     record: Json = field(repr=False)
@@ -77,8 +76,7 @@ class Verdict:
 
     def save(self, folder: str | Path) -> Path:
         """Writes verdict.json and verdict.html. Returns the path of the page."""
-        text = json.dumps(self.record, indent=1, ensure_ascii=False)
-        files.save_text(text + "\n", Path(folder) / "verdict.json")
+        files.save_text(text(self.record), Path(folder) / "verdict.json")
         files.save_text(page(self.record, self.pictures), Path(folder) / "verdict.html")
         return Path(folder) / "verdict.html"
 
@@ -143,7 +141,7 @@ def judged(
         raise ValueError(f"{network.name} is in training mode; call model.eval() first")
     rows, wanted = rows_of(methods, settings, seed), chosen(measures)
     rows = [replace(row, method=network.bounded(row.method)) for row in rows]
-    settings = settings.enough(len(rows))
+    settings = settings.enough(len(rows), len([name for name in wanted if MEASURES[name].better]))
     shown = album(network, photos, settings.photos)
     case = Case(network.module, shown.inputs, settings, wanted, seed, masks_of(network, masks, shown))
     parts = kept_in(Path(out) if out is not None else None, case)
@@ -155,12 +153,14 @@ def judged(
         leaders, {row: cell["mean"] for row, cell in record["table"].get("gini", {}).items()}
     )
     several = [row for own in variants.values() for row in own]
-    record["matched"] = _matched(case, variants, columns(case, run(case, several, parts, engine, progress)))
+    tuned = run(case, several, parts, engine, progress)
+    record["matched"] = _matched(case, variants, columns(case, tuned))
     record["failures"] = shown.broken + failures(case, rows, computed)
     record["disagreements"] = disagreements([row.name for row in rows if not row.control], computed)
     record["costs"] = costs(case, rows, parts) if measures == "all" else {}
+    record["times"] = times(computed | tuned)
     record["seconds"] = round(time.monotonic() - started, 1)
-    verdict = Verdict(_plain(record), drawn(case, network, shown, rows, record, parts))
+    verdict = Verdict(plain(record), drawn(case, network, shown, rows, record, parts))
     if out is not None:
         verdict.save(out)
     return verdict
@@ -179,6 +179,7 @@ def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> J
         and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped, "fit": grid.fit},
         "preset": asdict(case.preset),
         "seed": case.seed,
+        "digests": case.digests(),
         "environment": environment(str(case.device)) | {"commit": commit()},
     }
 
@@ -186,8 +187,7 @@ def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> J
 def _statistics(case: Case, rows: Sequence[Row], found: Columns) -> Json:
     """Table, pairs, ranks, answers and claims."""
     record: Json = {"table": {name: table.cells(each, case.seed) for name, each in found.items()}}
-    compared = [name for name in found if MEASURES[name].better is not None]
-    record["pairs"] = [pair for name in compared for pair in table.pairs(name, found[name], case.seed)]
+    record["pairs"] = table.pairs(found, case.seed)
     names = [row for row in rows if any(row.name in each for each in found.values())]
     record["ranks"] = table.ranks([row.name for row in names], record["table"], record["pairs"])
     methods, controls = ([row.name for row in names if row.control == kind] for kind in (False, True))
@@ -210,18 +210,8 @@ def _matched(case: Case, variants: Mapping[str, Sequence[Row]], found: Columns) 
         own = {m: {short[r]: v for r, v in each.items() if r in short} for m, each in found.items()}
         own = {measure: each for measure, each in own.items() if each}
         if own:
-            compared = [m for m in own if MEASURES[m].better is not None]
             result[variant] = {
                 "table": {measure: table.cells(each, case.seed) for measure, each in own.items()},
-                "pairs": [pair for m in compared for pair in table.pairs(m, own[m], case.seed)],
+                "pairs": table.pairs(own, case.seed),
             }
     return result
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can hold it: NaN and infinity become None."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -47,15 +47,24 @@ class Preset:
         changed: dict[str, Any] = {} if self.samples is None else dict.fromkeys(counts, self.samples)
         return replace(method, **changed)
 
-    def enough(self, rows: int) -> Preset:
-        """The preset with enough evaluated photos for this many rows.
+    def enough(self, rows: int, measures: int) -> Preset:
+        """The preset with enough evaluated photos for this many rows and measures.
 
         If all of n photos agree, the sign-flip test has p = 2^(1 - n). Holm's correction multiplies it by the
-        number of pairs, so that with too few photos nothing could be significant.
+        number of pairs in all measures, so that with too few photos nothing could be significant.
         """
-        pairs = rows * (rows - 1) / 2
-        least = math.ceil(1 + math.log2(max(pairs, 1) / 0.035))
+        tests = measures * rows * (rows - 1) / 2
+        least = math.ceil(1 + math.log2(max(tests, 1) / 0.035))
         return replace(self, evaluated=max(self.evaluated, least), costly=max(self.costly, least))
+
+    def of_photos(self, count: int) -> Preset:
+        """The preset for this many photos. Measures that use all of them still do."""
+        if count < 2:
+            raise ValueError(f"{count} photos: needs 2 or more")
+        evaluated, repeated = (
+            count if n == self.photos else min(n, count) for n in (self.evaluated, self.repeated)
+        )
+        return replace(self, photos=count, evaluated=evaluated, repeated=repeated)
 
     def photos_for(self, method: Method, repeated: bool = False) -> int:
         """How many photos a method is judged on."""

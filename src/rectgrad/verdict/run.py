@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rectgrad.experiments.parts import Parts
+from rectgrad.kernels.device import has_graphs
 from rectgrad.photos import cluster, files
 from rectgrad.verdict.case import Case, Chunk, part_name
 from rectgrad.verdict.rows import Row
@@ -23,6 +24,7 @@ ENGINES = ("local", "ray")
 Advance = Callable[..., None]
 Progress = Callable[[int, str], AbstractContextManager[Advance]]
 Computed = dict[tuple[str, str], dict[int, Values]]  # (unit, row) -> values by the start of the chunk
+MANY_MAPS = ("maps", "stability", "randomisation")  # units
 _WHAT = "judging"
 
 
@@ -57,24 +59,21 @@ def run(
     parts: Parts | Memory,
     engine: str = "local",
     progress: Progress = no_progress,
-    units: Sequence[str] | None = None,
 ) -> Computed:
     """The values of all units, from their files or computed now."""
-    with closing(Worker(case)) as worker:
-        wanted = {
-            chunk: [each for each in worker.units(list(rows), chunk) if units is None or each[0] in units]
-            for chunk in case.chunks()
-        }
-        total = sum(map(len, wanted.values()))
-        with progress(total, _WHAT) as advance:
-            done, missing = _existing(wanted, parts)
-            advance(total - sum(map(len, missing.values())))
-            compute = _on_ray if engine == "ray" else _here
-            for chunk, unit, row, value in compute(case, worker, missing):
-                kept = parts.keep(part_name(unit, row, chunk), value)
-                done.setdefault((unit, row.name), {})[chunk.start] = kept
-                advance()
-    return {key: dict(sorted(values.items())) for key, values in done.items()}
+    worker = Worker(case)
+    wanted = {chunk: list(worker.units(list(rows), chunk)) for chunk in case.chunks()}
+    total = sum(map(len, wanted.values()))
+    with progress(total, _WHAT) as advance:
+        done, missing = _existing(wanted, parts)
+        advance(total - sum(map(len, missing.values())))
+        compute = _on_ray if engine == "ray" else _here
+        for chunk, unit, row, value in compute(case, worker, missing):
+            kept = parts.keep(part_name(unit, row, chunk), value)
+            done.setdefault((unit, row.name), {})[chunk.start] = kept
+            advance()
+    keys = dict.fromkeys((unit, row.name) for units in wanted.values() for unit, row in units)
+    return {key: dict(sorted(done[key].items())) for key in keys}  # whatever was computed first
 
 
 Done = Iterator[tuple[Chunk, str, Row, Values]]
@@ -96,6 +95,27 @@ def _existing(wanted: Wanted, parts: Parts | Memory) -> tuple[Computed, Wanted]:
 
 
 def _here(case: Case, worker: Worker, missing: Wanted) -> Done:
+    """Chunk by chunk, because the rows of a chunk share most evaluations of the network. Where there are CUDA
+    graphs, units that compute many maps follow row by row, so that one capture serves all chunks."""
+    shared, by_row = _split(missing) if has_graphs(case.device) else (missing, {})
+    yield from _in_order(worker, shared)
+    for own in by_row.values():
+        with worker.capturing():
+            yield from _in_order(worker, own)
+
+
+def _split(missing: Wanted) -> tuple[Wanted, dict[str, Wanted]]:
+    shared: Wanted = {}
+    by_row: dict[str, Wanted] = {}
+    for chunk, units in missing.items():
+        for unit, row in units:
+            replays = unit in MANY_MAPS and row.method.one_backward and row.method.runs_model
+            place = by_row.setdefault(row.name, {}) if replays else shared
+            place.setdefault(chunk, []).append((unit, row))
+    return shared, by_row
+
+
+def _in_order(worker: Worker, missing: Wanted) -> Done:
     for chunk, units in missing.items():
         photos = worker.opened(chunk)
         for i, (unit, row) in enumerate(units):
@@ -112,7 +132,8 @@ def _on_ray(case: Case, worker: Worker, missing: Wanted) -> Done:
         shared = ray.put(case)
         task = ray.remote(_chunk).options(**({"num_gpus": 1} if gpu else {"num_cpus": 1}), max_retries=5)
         tasks = {task.remote(shared, chunk, units): (chunk, units) for chunk, units in missing.items()}
-        for (chunk, units), values in cluster.as_completed(ray, tasks):
+        name = lambda item: f"photos {item[0].start} to {item[0].stop - 1}"  # noqa: E731
+        for (chunk, units), values in cluster.completed(ray, tasks, name):
             for (unit, row), value in zip(units, values, strict=True):
                 yield chunk, unit, row, value
 
@@ -130,5 +151,5 @@ def _send_code(ray: Any, case: Case, missing: Wanted) -> None:
 
 def _chunk(case: Case, chunk: Chunk, units: list[tuple[str, Row]]) -> list[Values]:
     torch.set_num_threads(1)  # only in this worker process: Ray runs one per core
-    with closing(Worker(case)) as worker:
-        return [value for *_, value in _here(case, worker, {chunk: units})]
+    found = {(unit, row.name): value for _, unit, row, value in _here(case, Worker(case), {chunk: units})}
+    return [found[unit, row.name] for unit, row in units]

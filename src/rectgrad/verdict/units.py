@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rectgrad import metrics
+from rectgrad.metrics import removal
 from rectgrad.metrics.checks import images
+from rectgrad.metrics.curves import curve, pixel_order
 from rectgrad.metrics.scores import Scores
-from rectgrad.metrics.sensitivity import subset_correlation
+from rectgrad.metrics.sensitivity import largest_change, subset_correlation
 from rectgrad.verdict.rows import Row, is_gradient
 
 if TYPE_CHECKING:
-    from rectgrad.verdict.work import Photos
+    from rectgrad.verdict.photos import Photos
 
 Values = dict[str, Any]  # measure -> one value per photo; other keys describe the unit
 MATCHED = ("insertion_blur", "deletion_blur", "gini")  # measures of matched comparisons
@@ -44,13 +46,14 @@ def _maps(photos: Photos, row: Row) -> Values:
 
 
 def _removal(photos: Photos, row: Row) -> Values:
-    x, maps, case = photos.inputs, photos.maps(row), photos.case
-    wanted = case.wanted("removal")
-    found = {name: _curve(name, photos, maps) for name in wanted if not name.startswith("road")}
+    x, wanted = photos.inputs, photos.case.wanted("removal")
+    rank = pixel_order("judge", x, photos.maps(row))
+    found = {name: _area(name, photos, rank) for name in wanted if not name.startswith("road")}
     if any(name.startswith("road") for name in wanted):
+        scores, last = Scores(photos.scores, photos.target, len(x)), rank.shape[-2] * rank.shape[-1] - 1
         most, least = (
-            metrics.road(photos.scores, x, maps, photos.target, order=order, seed=case.seed)
-            for order in ("most", "least")
+            removal.answers(scores, x, each, removal.FRACTIONS, photos.road_noise)
+            for each in (rank, last - rank)
         )
         found["road_most"], found["road_least"] = most.probability.mean(1), least.probability.mean(1)
         found["road"] = found["road_least"] - found["road_most"]
@@ -58,18 +61,21 @@ def _removal(photos: Photos, row: Row) -> Values:
     return found
 
 
-def _curve(name: str, photos: Photos, maps: Tensor) -> Tensor:
-    """The area under an insertion or deletion curve."""
+def _area(name: str, photos: Photos, rank: Tensor) -> Tensor:
+    """The area under an insertion or deletion curve, whose ends are the same for every row."""
     kind, _, base = name.partition("_")
-    curve = {"insertion": metrics.insertion, "deletion": metrics.deletion}[kind]
-    baseline = photos.blurred if base == "blur" else photos.mean
-    arguments = (photos.probabilities, photos.inputs, maps, photos.target)
-    return metrics.area(curve(*arguments, steps=photos.case.preset.steps, baseline=baseline))
+    start, end = photos.inputs, photos.blurred if base == "blur" else photos.mean
+    if kind == "insertion":
+        start, end = end, start
+    scores = Scores(photos.probabilities, photos.target, len(start))
+    ends = scores(start), scores(end)
+    return metrics.area(curve(scores, start, end, rank, photos.case.preset.steps, False, ends))
 
 
 def _matched(photos: Photos, row: Row) -> Values:
     maps = photos.maps(row)
-    return {name: _curve(name, photos, maps) for name in MATCHED[:2]} | {"gini": metrics.gini(maps)}
+    rank = pixel_order("judge", photos.inputs, maps)
+    return {name: _area(name, photos, rank) for name in MATCHED[:2]} | {"gini": metrics.gini(maps)}
 
 
 def _effects(photos: Photos, row: Row) -> Values:
@@ -83,45 +89,26 @@ def _effects(photos: Photos, row: Row) -> Values:
         found["sensitivity_n"] = torch.stack(each, 1).nanmean(1)
     if "infidelity" in wanted:
         effects = maps * (x - photos.mean) if is_gradient(row.method) else maps
-        mine, zero = (
-            metrics.infidelity(
-                photos.replayed("squares"),
-                x,
-                m,
-                photos.target,
-                draws=case.preset.squares,
-                baseline=photos.mean,
-                multiplied=True,
-                optimal_scaling=True,
-                seed=case.seed,
-            )
-            for m in (effects, torch.zeros_like(effects))
-        )
+        mine, zero = photos.infidelity(effects), photos.largest_infidelity
         found["infidelity"] = torch.where(zero > 0, mine / zero, torch.nan)
     return found
 
 
 def _stability(photos: Photos, row: Row) -> Values:
-    case = photos.case
-    value = metrics.max_sensitivity(
-        photos.inputs,
-        photos.maps(row),
-        photos.target,
-        attribute=lambda x, t: photos.worker.maps(row.method, x, t)[0],  # type: ignore[arg-type]
-        radius=case.radius,
-        draws=case.preset.draws,
-        seed=case.seed,
-    )
-    return {"max_sensitivity": value}
+    def again(x: Tensor, target: Any) -> Tensor:
+        return photos.worker.maps(row.method, x, target)[0]
+
+    change = largest_change(photos.inputs, photos.maps(row), photos.target, again, photos.small_noise)
+    return {"max_sensitivity": change}
 
 
 def _randomisation(photos: Photos, row: Row) -> Values:
     maps, kinds = photos.maps(row), [kind for kind, _ in photos.worker.randomised]
-    others = (
-        photos.worker.maps(row.method, photos.inputs, photos.target, model=model)[0]
-        for _, model in photos.worker.randomised
-    )
-    similarity = metrics.randomisation(maps, others)
+    if row.method.runs_model:
+        others = photos.worker.randomised_maps(row.method, photos.inputs, photos.target)
+        similarity = metrics.randomisation(maps, others)
+    else:  # the same map every time
+        similarity = metrics.randomisation(maps, [maps]).expand(-1, len(kinds))
     cascade = similarity[:, [kind == "cascading" for kind in kinds]]
     found = {
         "randomisation": cascade.nanmean(1),  # without stages whose map is constant

@@ -31,6 +31,16 @@ def columns(case: Case, computed: Computed) -> Columns:
     return {measure: found[measure] for measure in case.measures if measure in found}
 
 
+def times(computed: Computed) -> dict[str, dict[str, float]]:
+    """Seconds of each unit and row, over all chunks and starts."""
+    found: dict[str, dict[str, float]] = {}
+    for (unit, row), chunks in computed.items():
+        seconds = sum(values.get("seconds", 0) for values in chunks.values())
+        own, method = found.setdefault(unit, {}), row.partition(":")[0]  # variants of a method are added up
+        own[method] = round(own.get(method, 0) + seconds, 2)
+    return found
+
+
 def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[str, str]]:
     """What could not be judged: measures, methods, and maps that are zero."""
     found = [

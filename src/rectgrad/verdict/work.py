@@ -7,39 +7,38 @@ removed.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rectgrad.api import attribute, record_for
-from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.explanation.captures import Captures
 from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.kernels.device import out_of_memory
 from rectgrad.methods import Method
 from rectgrad.methods.perturbation import Perturbation
-from rectgrad.metrics import baselines, grid
-from rectgrad.metrics.draws import Draws
 from rectgrad.metrics.random_weights import stages
 from rectgrad.verdict.case import Case, Chunk, batch_size
 from rectgrad.verdict.matched import Matched
-from rectgrad.verdict.presets import is_cheap
+from rectgrad.verdict.photos import Photos
 from rectgrad.verdict.rows import Row
-from rectgrad.verdict.units import COMPUTE, MATCHED, Values
+from rectgrad.verdict.units import MATCHED
 
 UNITS = ("maps", "removal", "effects", "stability", "randomisation")  # of methods and photos
 PERTURBED = 50  # photos for occlusion and RISE at most
 
 
 class Worker:
-    """Computes the units of one case. Randomised networks are made once."""
+    """Computes the units of one case. Randomised weights are drawn once."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.captures = Captures()  # of the network, where there is a GPU
+        self._captures: tuple[Captures, Captures] | None = None
 
     def units(self, rows: list[Row], chunk: Chunk) -> Iterator[tuple[str, Row]]:
         """The units of a chunk, those of one row together."""
@@ -67,25 +66,44 @@ class Worker:
     def opened(self, chunk: Chunk) -> Photos:
         return Photos(self, chunk)
 
-    def close(self) -> None:
-        self.captures.release()
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Maps are replayed in here, where there is a GPU. It pays for many calls of one method."""
+        self._captures = Captures(), Captures()
+        try:
+            yield
+        finally:
+            for each in self._captures:
+                each.release()
+            self._captures = None
 
     @functools.cached_property
-    def randomised(self) -> list[tuple[str, Any]]:
-        """Pairs of a kind, cascading or alone, and a copy of the network with random layers."""
+    def randomised(self) -> list[tuple[str, list[Tensor]]]:
+        """Pairs of a kind, cascading or alone, and the weights of the network with random layers."""
         preset, kinds = self.case.preset, ("cascading", "alone") if self.case.preset.alone else ("cascading",)
         return [
-            (kind, stage.model)
+            (kind, list(stage.model.parameters()))
             for kind in kinds
             for stage in stages(self.case.model, preset.stages, kind, self.case.seed)  # type: ignore[arg-type]
         ]
+
+    @functools.cached_property
+    def _copy(self) -> Any:
+        return copy.deepcopy(self.case.model).requires_grad_(False)  # type: ignore[attr-defined]
+
+    def randomised_maps(self, method: Method, inputs: Tensor, target: Tensor | None) -> Iterator[Tensor]:
+        """Of a copy of the network, whose weights are changed in place, so that one capture serves all."""
+        for _, weights in self.randomised:
+            for own, random in zip(self._copy.parameters(), weights, strict=True):
+                own.copy_(random)
+            yield self.maps(method, inputs, target, model=self._copy)[0]
 
     def maps(
         self, method: Method, inputs: Tensor, *targets: Tensor | None, model: Any = None
     ) -> list[Tensor]:
         """Maps of one method for several targets, by one forward pass if it needs one only.
 
-        model: a randomised copy; default: the network itself.
+        model: the randomised copy; default: the network itself.
         """
         size = batch_size(inputs)
         if len(inputs) <= size:
@@ -109,151 +127,7 @@ class Worker:
         network = self.case.model if model is None else model
         if not (method.one_backward and method.runs_model):
             return [attribute(network, inputs, method, target) for target in targets]
-        replayed = self.captures.replay(network, inputs, method, targets[0]) if model is None else None
+        own = None if self._captures is None else self._captures[model is not None]
+        replayed = None if own is None else own.replay(network, inputs, method, targets[0])
         kept = record_for(network, inputs, method) if replayed is None else replayed
         return [kept.attribute(method, target) for target in targets]
-
-
-class Photos:
-    """A chunk of photos with everything that is computed once for them."""
-
-    def __init__(self, worker: Worker, chunk: Chunk) -> None:
-        case = worker.case
-        self.worker, self.case, self.chunk = worker, case, chunk
-        self.rows: dict[str, list[Tensor]] = {}  # maps of methods by their digest
-        self.shared: dict[str, Replayed] = {}
-        self.done: dict[tuple[str, str], Values] = {}
-        rows = slice(chunk.start, chunk.stop)
-        if chunk.composite:
-            assert case.grid is not None
-            index = case.grid.photos[rows]
-            self.inputs = grid.composites(case.inputs, index, case.grid.shape, case.grid.fit).to(case.device)
-            self.cells = torch.arange(chunk.start, chunk.stop) % index.shape[1]
-            self.target: Tensor | None = case.outputs.argmax(1)[index.gather(1, self.cells[:, None])[:, 0]]
-            self.target = self.target.to(case.device)
-        else:
-            self.inputs = case.inputs[rows].to(case.device)
-            outputs = case.outputs[rows].to(case.device)
-            self.target = outputs.argmax(1) if case.has_classes else None
-            self.least = outputs.argmin(1) if case.has_classes else None
-            self.model = Known(case.evaluated, [(self.inputs, outputs)])
-            self.masks = case.masks[rows].to(case.device) if case.masks is not None else None
-
-    def compute(self, unit: str, row: Row) -> Values:
-        """The values of a unit; {"error": reason} if the method or a measure refuses.
-
-        Rows with the same method, as matched comparisons have, are computed once.
-        """
-        key = unit, row.digest
-        if key not in self.done:
-            self.done[key] = self._compute(unit, row)
-        return self.done[key]
-
-    def _compute(self, unit: str, row: Row) -> Values:
-        try:
-            with torch.no_grad():
-                found = COMPUTE[unit](self, row)
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            return {"error": _reason(error)}
-        undefined = self.zero(row) & (unit != "grid")  # where a zero map scores 0
-        return {
-            key: torch.where(undefined, torch.nan, value.double().cpu()).tolist()
-            if isinstance(value, Tensor)
-            else value
-            for key, value in found.items()
-        }
-
-    def maps(self, row: Row) -> Tensor:
-        return self.both(row)[0]
-
-    def forget(self, row: Row) -> None:
-        """Frees the maps of a row."""
-        self.rows.pop(row.digest, None)
-
-    def zero(self, row: Row) -> Tensor:
-        """Whether the map of a photo is zero everywhere."""
-        return (self.maps(row).flatten(1) == 0).all(1).cpu()
-
-    def both(self, row: Row) -> list[Tensor]:
-        """The maps of the photos' classes and, for specificity, of their least likely classes."""
-        if row.digest not in self.rows and isinstance(row.method, Matched):
-            base = self.maps(Row(row.name, row.method.over))
-            self.rows[row.digest] = [row.method.processed(base, self.inputs)]
-        if row.digest not in self.rows:
-            second = not self.chunk.composite and "specificity" in self.case.wanted("maps")
-            second = second and (is_cheap(row.method) or self.chunk.stop <= self.case.preset.costly_repeated)
-            targets = (self.target, self.least) if second else (self.target,)
-            found = self.worker.maps(row.method, self.inputs, *targets)
-            if not all(bool(each.isfinite().all()) for each in found):
-                raise ValueError("a map has values that are NaN or infinite")
-            self.rows[row.digest] = found
-        return self.rows[row.digest]
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        outputs = self.model(images)
-        return outputs.softmax(1) if self.case.has_classes else outputs.reshape(len(images))
-
-    def scores(self, images: Tensor) -> Tensor:
-        outputs = self.model(images)
-        return outputs if self.case.has_classes else outputs.reshape(len(images))
-
-    @functools.cached_property
-    def blurred(self) -> Tensor:
-        return self._known(baselines.filled("blur", self.inputs))
-
-    @functools.cached_property
-    def mean(self) -> Tensor:
-        return self._known(baselines.filled("mean", self.inputs).contiguous())
-
-    def _known(self, images: Tensor) -> Tensor:
-        self.model.known.append((images, self.model(images)))
-        return images
-
-    def replayed(self, unit: str) -> Replayed:
-        """The network for evaluations that do not depend on the row."""
-        found = self.shared.setdefault(unit, Replayed(self.scores))
-        found.position = 0
-        return found
-
-    @functools.cached_property
-    def subsets(self) -> list[list[Tensor]]:
-        """Random pixels, for each fraction of sensitivity-n."""
-        pixels, draws = self.inputs.shape[-2] * self.inputs.shape[-1], Draws(self.inputs, self.case.seed)
-        sizes = [max(round(fraction * pixels), 1) for fraction in self.case.preset.fractions]
-        return [[draws.subset(pixels, size) for _ in range(self.case.preset.subsets)] for size in sizes]
-
-
-class Known:
-    """The network, which does not run again on images whose outputs are known."""
-
-    def __init__(self, model: Callable[[Tensor], Tensor], known: list[tuple[Tensor, Tensor]]) -> None:
-        self.model, self.known = model, known
-
-    def __call__(self, images: Tensor) -> Tensor:
-        for given, outputs in self.known:
-            if torch.equal(given, images):
-                return outputs
-        return self.model(images)
-
-
-class Replayed:
-    """A network that is called with the same images for every row: it runs for the first row only."""
-
-    def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
-        self.model, self.position = model, 0
-        self.answers: list[Tensor] = []
-
-    def __call__(self, images: Tensor) -> Tensor:
-        if self.position == len(self.answers):
-            self.answers.append(self.model(images))
-        self.position += 1
-        return self.answers[self.position - 1]
-
-
-def _reason(error: Exception) -> str:
-    """The message of an error as one line, with its type if the message alone may not say enough."""
-    message = " ".join(str(error).split())
-    expected = isinstance(error, (ValueError, TypeError, UnsupportedModelError)) and message
-    return message if expected else f"{type(error).__name__}: {message}"
