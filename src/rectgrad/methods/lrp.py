@@ -110,7 +110,7 @@ class AttnLRP(Relevance):
 class ExcitationBackprop(Method):
     """The probability that a winner-take-all process ends at each input: positive connections alone."""
 
-    contrastive: bool = option(False, "Subtract what speaks for all other classes, and keep what is left.")
+    contrastive: bool = option(False, "Subtract the map of all other classes, and keep positive values.")
     decompose: ClassVar[tuple[str, ...]] = Relevance.decompose
     facts: ClassVar[tuple[Finder, ...]] = Relevance.facts
     title: ClassVar[str] = "excitation backprop"

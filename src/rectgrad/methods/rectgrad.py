@@ -37,9 +37,7 @@ class RectGrad(Method):
     interpolation: str = option(
         "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
     )
-    gate: str | None = option(
-        None, "What multiplies the scores: class, where the class is; default: nothing.", choices=("class",)
-    )
+    gate: str | None = option(None, "Favour units where the class is: class.", choices=("class",))
     rectifies: ClassVar[bool] = True
     thresholds: ClassVar[bool] = True
 

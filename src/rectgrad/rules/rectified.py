@@ -26,7 +26,7 @@ def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: ClassGat
     """What is compared with tau, one number for each unit; in float32 at least."""
     a, g = wide(op.output), None if gate is None else gate(op)
     s = SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
-    return s if g is None else s * g
+    return s if g is None else s * g if s is a or s is R else s.mul_(g)
 
 
 def compared(op: Op, rule: str) -> str:
@@ -56,7 +56,8 @@ def rectified(
         k = None if tau is not None else rank(R.numel() // op.batch, q)
         a, kind = op.output, compared(op, rule)
         if gate is not None:  # the percentile of scores of at least 0 is at least 0, and else the same
-            a, kind = score(op, R, rule, gate=gate).clamp(min=0), "PR3"
+            s, kind = score(op, R, rule, gate=gate), "PR3"
+            a = s.clamp(min=0) if s is op.output or s is R else s.clamp_(min=0)
         return op.backend.rectify(a, R, op.batch, k, tau, kind, op.state.sums)
 
     def _written_out(op: Op, R: Tensor) -> Tensor:
