@@ -21,6 +21,7 @@ class Folder:
         self.classes: dict[int, int] = {}
         self._service = service
         self.finished = threading.Event()
+        self._stopped = False
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -29,10 +30,17 @@ class Folder:
         """Starts classifying the photos in a background thread."""
         threading.Thread(target=self._classify, daemon=True).start()
 
+    def close(self) -> bool:
+        """Stops classifying. Returns whether that has ended."""
+        self._stopped = True
+        return self.finished.wait(1)
+
     def _classify(self) -> None:
         model = self._service.first
         enough = 2 * max(model.size)
         for i, source in enumerate(self.sources):
+            if self._stopped:
+                break
             try:
                 crop = model.crop(photos.read(source.path, enough))
             except (photos.UnreadableImageError, MemoryError):

@@ -7,13 +7,9 @@ options by their values. Paths and URLs sent by a page are never opened.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import io
-import secrets
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files as resources
@@ -26,27 +22,21 @@ from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.middleware.base import RequestResponseEndpoint
 
 from rectgrad import image
 from rectgrad.app import controls, drawing, script, streams
 from rectgrad.app.folder import ALL, Folder
+from rectgrad.app.guard import UPLOAD, address_of
 from rectgrad.app.query import Query
-from rectgrad.app.server import LOCAL, TemporaryFolder
+from rectgrad.app.server import TemporaryFolder
 from rectgrad.app.service import QS, Prediction, Service
-from rectgrad.app.sessions import Photo, Session, Sessions
-from rectgrad.app.work import Work
+from rectgrad.app.sessions import STORED, Photo, Session, Sessions
+from rectgrad.app.work import LaneName, Work
 from rectgrad.models import ModelUnavailableError
 from rectgrad.photos import files
 
 T = TypeVar("T")
-UPLOAD = 20 * 2**20  # bytes
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+LARGE = 25_000_000  # pixels; larger photos are decoded in a lane of their own
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -112,11 +102,11 @@ class Explorer:
         self.work = Work()
         self.sessions = Sessions(service.release)
         self.samples = {} if folder is not None else {each.name: each.path for each in _samples()}
-        self._reader = ThreadPoolExecutor(1)  # one photo at a time: decoding a large one takes 450 MB
+        self._arriving = 0  # bytes of uploads that are being received
 
-    def close(self) -> None:
-        self.work.close()
-        self._reader.shutdown(cancel_futures=True)
+    def close(self) -> bool:
+        """Stops everything. Returns whether all has ended."""
+        return self.work.close() and (self.folder is None or self.folder.close())
 
     def session(self, token: str) -> Session:
         session = self.sessions.get(token)
@@ -140,17 +130,52 @@ class Explorer:
 
     async def opened(self, session: Session, given: Opening) -> tuple[Prediction, Any]:
         """A photo with its top classes, and its crop at the resolution of the page."""
-        photo = self.photo(session, given.photo)
-        loop = asyncio.get_running_loop()
-        found, shown = await loop.run_in_executor(
-            self._reader, self.service.open, photo.path, photo.name, given.model
+        photo, model = self.photo(session, given.photo), given.model
+        await self.load(session, model)
+        size = await self.compute(
+            session, ("size", photo.path), lambda: self.service.pixels(photo.path, photo.name), "photos"
         )
-        prediction = await self.compute(("classes", found.digest), lambda: self.service.classified(found))
+        found, shown = await self.compute(
+            session,
+            ("photo", photo.path, model),
+            lambda: self.service.open(photo.path, photo.name, model),
+            "photos" if size <= LARGE else "large photos",
+        )
+        prediction = await self.compute(
+            session, ("classes", found.digest), lambda: self.service.classified(found)
+        )
         session.remember(given.photo, prediction)
         return prediction, shown
 
+    async def load(self, session: Session, model: str) -> None:
+        """Loads a model, outside the lanes of photos and maps: this may take long."""
+        if not self.service.is_loaded(model):
+            await self.compute(session, ("model", model), lambda: self.service.network(model), "models")
+
+    async def store(self, session: Session, request: Request, name: str) -> str:
+        """Stores an upload and returns its id. All uploads together never exceed their limit."""
+        path, size = self.temporary.new_file(), 0
+        try:
+            with open(path, "wb") as file:
+                async for part in request.stream():
+                    size += len(part)
+                    self._arriving += len(part)
+                    if self._arriving > STORED // 2:
+                        raise HTTPException(503, "Too many uploads at a time. Try again.")
+                    self.sessions.make_room(self._arriving)
+                    file.write(part)
+            return session.add(path, name)
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise HTTPException(507, "The server cannot store the photo.") from None
+            raise
+        finally:
+            self._arriving -= size
+
     async def prediction(self, session: Session, given: Opening) -> Prediction:
         known = session.predictions.get((given.photo, given.model))
+        await self.load(session, given.model)
         prediction = known or (await self.opened(session, given))[0]
         self.sessions.look(session, prediction.digest)
         return prediction
@@ -160,9 +185,11 @@ class Explorer:
         session, query = self.session(token), view.query()
         return session, query, await self.prediction(session, view)
 
-    async def compute(self, key: Any, compute: Callable[[], T], slow: bool = False) -> T:
+    async def compute(
+        self, session: Session, key: Any, compute: Callable[[], T], lane: LaneName = "fast"
+    ) -> T:
         """Runs a computation and returns its result; it is stopped if the caller is cancelled."""
-        task = self.work.join(key, compute, slow)
+        task = self.work.join(key, compute, lane, session.owner)
         try:
             return await asyncio.shield(asyncio.wrap_future(task.future))
         finally:
@@ -185,33 +212,18 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool = True) -> FastAPI:
-    """Creates the application. With `local`, only requests for a local host name are accepted, which prevents
-    DNS rebinding: a page of another site cannot reach the server under that site's name."""
+def create(explorer: Explorer) -> FastAPI:
+    """Creates the application, to be wrapped in a `Guard`."""
 
     @contextlib.asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         cleaning = asyncio.create_task(explorer.sessions.clean_up())
         yield
         cleaning.cancel()
-        explorer.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=running)
     static = page_files()
     service, sessions = explorer.service, explorer.sessions
-
-    @app.middleware("http")
-    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        if local and (request.url.hostname or "") not in LOCAL:
-            response: Response = JSONResponse(
-                {"error": "This server does not accept requests for this host name."}, 403
-            )
-        elif login is not None and not _knows(login, request.headers.get("authorization", "")):
-            response = Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="rectgrad"'})
-        else:
-            response = await call_next(request)
-        response.headers.update(HEADERS)
-        return response
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -240,10 +252,10 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
         return Response(static[name][0], media_type=static[name][1])
 
     @app.post("/api/session")
-    async def begin(session: str | None = Header(None)) -> dict[str, Any]:
+    async def begin(request: Request, session: str | None = Header(None)) -> dict[str, Any]:
         """Starts or resumes a session and returns what the page needs to draw its controls."""
         return {
-            "session": sessions.open(session),
+            "session": sessions.open(session, address_of(request)),
             "models": service.models(),
             "methods": controls.methods(),
             "options": controls.options(),
@@ -261,16 +273,14 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
         The session is sent as the body, because `sendBeacon` cannot set headers.
         """
-        own = sessions.get((await _body(request, 100)).decode("ascii", "replace"))
+        own = sessions.get((await request.body()).decode("ascii", "replace"))
         if own is not None:
             sessions.look(own, "")
 
     @app.post("/api/upload")
     async def upload(request: Request, name: str = "photo", session: str = Header()) -> dict[str, str]:
-        own = explorer.session(session)
-        path = explorer.temporary.new_file()
-        path.write_bytes(await _body(request, UPLOAD))
-        return {"photo": own.add(path, Path(name.replace("\\", "/")).name[:200] or "photo")}
+        shown = Path(name.replace("\\", "/")).name[:200] or "photo"
+        return {"photo": await explorer.store(explorer.session(session), request, shown)}
 
     @app.post("/api/open")
     async def open_photo(given: Opening, session: str = Header()) -> dict[str, Any]:
@@ -315,8 +325,8 @@ def create(explorer: Explorer, login: tuple[str, str] | None = None, local: bool
 
     @app.post("/api/download/{kind}")
     async def download(kind: Literal["png", "npz", "py"], view: View, session: str = Header()) -> Response:
-        _, query, prediction = await explorer.resolve(session, view)
-        content = await _file(explorer, kind, prediction, query)
+        own, query, prediction = await explorer.resolve(session, view)
+        content = await _file(explorer, own, kind, prediction, query)
         name = quote(f"{Path(prediction.name).stem}-explained.{kind}")
         return Response(
             content,
@@ -346,18 +356,9 @@ def _stream(messages: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(messages, media_type="application/octet-stream")
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """Reads the body of a request, and rejects it as soon as it exceeds the limit."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise HTTPException(413, f"The file is larger than the limit of {limit // 2**20} MB.")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Query) -> bytes:
+async def _file(
+    explorer: Explorer, session: Session, kind: str, prediction: Prediction, query: Query
+) -> bytes:
     """The file to download: png, npz or py."""
     service = explorer.service
     if kind == "py":
@@ -370,7 +371,9 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
         compute = service.measured if whole else service.map
         slow = service.is_slow(prediction, method, target)
         key = (compute.__name__, service.key(prediction, method, target))
-        found: Any = await explorer.compute(key, partial(compute, prediction, method, target), slow)
+        found: Any = await explorer.compute(
+            session, key, partial(compute, prediction, method, target), "slow" if slow else "fast"
+        )
         results.append(found if whole else found.explanation)
     if kind == "png":
         return image.png(drawing.sheet(results, query))
@@ -378,13 +381,3 @@ async def _file(explorer: Explorer, kind: str, prediction: Prediction, query: Qu
     arrays = {name: each.map.float().numpy() for name, each in zip(query.methods, results, strict=True)}
     np.savez_compressed(stream, photo=np.asarray(prediction.crop), **arrays)
     return stream.getvalue()
-
-
-def _knows(login: tuple[str, str], header: str) -> bool:
-    """Whether a request has the right user name and password; the comparison takes constant time."""
-    scheme, _, encoded = header.partition(" ")
-    try:
-        given = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    return scheme.lower() == "basic" and secrets.compare_digest(given, ":".join(login).encode())

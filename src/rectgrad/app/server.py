@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -11,33 +12,52 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rectgrad.app.connections import limited_protocol
+from rectgrad.app.guard import Guard, Login
 from rectgrad.photos import files
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
 MINUTES = 15  # lifetime of a temporary file
-MEGABYTES = 1000  # total size of temporary files
+AUTH = "RECTGRAD_AUTH"  # environment variable with user:password
 LOCAL = ("127.0.0.1", "localhost", "::1")
 FIRST_PORT = 7860
 PORTS = 100  # ports to try
 
 
-def check_access(host: str, auth: str | None, insecure: bool) -> tuple[str, str] | None:
-    """Returns user and password, if given. Access from other machines requires them, or `insecure`."""
-    if auth is not None:
-        user, colon, password = auth.partition(":")
+def check_access(host: str, auth: Path | None, insecure: bool) -> Login | None:
+    """User name and password, from a file or the environment. Access from other machines requires them, or
+    `insecure`."""
+    if auth is not None and ":" in str(auth) and not auth.exists():
+        raise ValueError(
+            "--auth expects a file that contains user:password, as other users can see the command line; "
+            f"or set {AUTH} in the environment"
+        )
+    given = os.environ.get(AUTH) if auth is None else _first_line(auth)
+    if given is not None:
+        user, colon, password = given.partition(":")
         if not (user and colon and password):
-            raise ValueError("--auth must have the form user:password")
-        return user, password
+            raise ValueError(f"{auth or AUTH} must have the form user:password")
+        return Login(user, password)
     if host not in LOCAL and not insecure:
         raise ValueError(
-            f"--host {host} makes the page reachable from other machines: use --auth user:password, or "
-            "--insecure for access without a password"
+            f"--host {host} makes the page reachable from other machines: use --auth FILE, a file with "
+            "user:password, or --insecure for access without a password"
         )
     return None
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--auth {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def accepted_names(host: str, more: list[str]) -> frozenset[str]:
+    """The names that a request may give as its host."""
+    own = () if host in LOCAL else (host, socket.gethostname(), socket.getfqdn())
+    return frozenset(name.lower() for name in (*LOCAL, *own, *more))
 
 
 def listen(host: str, port: int | None) -> socket.socket:
@@ -92,16 +112,11 @@ class TemporaryFolder:
             self.remove_old(time.time() - 60 * MINUTES)
 
     def remove_old(self, before: float) -> None:
-        """Removes files older than `before`, and the oldest ones if their total size exceeds the limit."""
-        entries = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._files()]
-        available = MEGABYTES * 2**20
-        for changed, size, path in sorted(entries, reverse=True):
-            available -= size
-            if changed < before or available < 0:
-                path.unlink(missing_ok=True)
-
-    def _files(self) -> list[Path]:
-        return [path for path in self.path.rglob("*") if path.is_file()]
+        """Removes files older than `before`. A session may delete its own at the same time."""
+        for path in self.path.iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
     def close(self) -> None:
         self._stop.set()
@@ -113,7 +128,7 @@ def url_of(opened: socket.socket, host: str) -> str:
     return f"http://{name}:{opened.getsockname()[1]}"
 
 
-def serve(app: FastAPI, opened: socket.socket, url: str, browser: bool) -> None:
+def serve(app: Guard, opened: socket.socket, url: str, browser: bool) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     import uvicorn
 
@@ -125,7 +140,12 @@ def serve(app: FastAPI, opened: socket.socket, url: str, browser: bool) -> None:
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none"
+        app,
+        http=limited_protocol(),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
     )
     with opened:
         Server(config).run(sockets=[opened])

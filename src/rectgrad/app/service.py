@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +106,9 @@ class Service:
             raise ValueError(f"unknown model {name!r}; models are {', '.join(self.models())}")
         return self._networks.get(name, lambda: self._ready(load(name)))
 
+    def is_loaded(self, name: str) -> bool:
+        return name == self.first.name or name in self._networks
+
     def load_arguments(self, name: str) -> str:
         """The arguments of `load` for a model, as Python code."""
         files = self.files if name == self.first.name else {}
@@ -123,6 +126,10 @@ class Service:
         crop = model.crop(photo)
         digest = hashlib.blake2b(crop.tobytes(), key=model_name.encode()[:64]).hexdigest()
         return Prediction(name, model_name, crop, (), digest), _detailed(model, photo)
+
+    def pixels(self, path: Path, name: str) -> int:
+        with _named(path, name):
+            return photos.pixels(path)
 
     def classified(self, opened: Prediction) -> Prediction:
         """The photo with its top classes."""
@@ -257,9 +264,16 @@ def _trim() -> None:
 
 
 def read(path: Path, name: str) -> Image.Image:
-    """Reads an uploaded photo. Errors show the user's file name, not that of the temporary file."""
-    try:
+    """Reads an uploaded photo."""
+    with _named(path, name):
         return photos.read(path)
+
+
+@contextlib.contextmanager
+def _named(path: Path, name: str) -> Iterator[None]:
+    """Errors show the user's file name, not that of the temporary file."""
+    try:
+        yield
     except photos.UnreadableImageError as error:
         raise photos.UnreadableImageError(str(error).replace(str(path), name)) from None
 

@@ -6,6 +6,7 @@ A stream ends early if a newer request from the same page replaces it.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,7 @@ class Waiting:
             self.work.leave(task)
 
     def join(self, key: Hashable, compute: Callable[[], Any], slow: bool) -> Task:
-        task = self.work.join(key, compute, slow)
+        task = self.work.join(key, compute, "slow" if slow else "fast", self.request.owner)
         self._joined.append(task)
         return task
 
@@ -248,7 +249,14 @@ def advice() -> dict[str, str]:
 
 
 def message_of(error: BaseException) -> str:
-    """The error message for the user."""
+    """The error message for the user, without the folders of files."""
     if isinstance(error, MemoryError):
         return "Not enough memory."
-    return str(error) or type(error).__name__
+    return _FOLDERS.sub("", str(error)) or type(error).__name__
+
+
+# The folders of an absolute path. They may contain spaces after a quotation mark.
+_FOLDERS = re.compile(
+    r"""(?<=['"])(?:[A-Za-z]:)?[\\/][^'"\n]*[\\/]"""
+    r"""|(?<![\w.:/])(?:[A-Za-z]:)?[\\/](?:[^\s'"\\/]+[\\/])+"""
+)

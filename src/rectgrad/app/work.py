@@ -1,22 +1,28 @@
 """Schedules computations.
 
-Fast computations never wait for slow ones, identical requests share one computation, and a computation is
-stopped when no request waits for it anymore.
+Fast computations never wait for slow ones, identical requests share one computation, and visitors get equal
+shares (`lanes.py`). A computation is stopped when no request waits for it anymore or when it takes too long.
 
-Two threads do all the work (every thread that runs a network keeps its own buffers): one for maps that need
-a single backward pass, one for maps that need many. `join` and `leave` are only called on the event loop.
+Each lane computes one thing at a time. `join` and `leave` are only called on the event loop.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Literal
 
 from rectgrad.app.controls import check_count
+from rectgrad.app.lanes import Lane, Owner
 from rectgrad.methods.method import progress
 
+SECONDS = 300  # limit of the computing time of one result
+SECONDS_BUSY = 30  # the same while others wait for a thread
+THREADS = 4  # slow maps that are begun; every thread that runs a network keeps its own buffers
+
+LaneName = Literal["fast", "slow", "photos", "large photos", "models"]
 _running = threading.local()
 
 
@@ -29,17 +35,38 @@ class Task:
     """A computation, shared by all requests for it. `done` counts the inputs evaluated so far; `total` is
     their number, once it is known."""
 
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Hashable, compute: Callable[[], Any], lane: Lane) -> None:
         self.key, self.waiting, self.done = key, 0, 0
         self.total: int | None = None
         self.stopped = False
-        self.future: Future[Any]
+        self.owners: list[Owner] = []
+        self.seconds = 0.0
+        self.lane = lane
+        self.future: Future[Any] = Future()
+        self._compute = compute
+
+    def work(self) -> None:
+        """Runs the computation and sets the future."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.run(self._compute)
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
     def run(self, compute: Callable[[], Any]) -> Any:
         _running.task, token = self, progress.set(self._told)
         try:
             self.check()
             return compute()
+        except Stopped:
+            if self.stopped:
+                raise
+            raise ValueError(
+                f"This takes too long: it was stopped after {self.seconds:.0f} seconds. Ask for fewer inputs."
+            ) from None
         finally:
             progress.reset(token)
             _running.task = None
@@ -49,21 +76,35 @@ class Task:
         self.total = count
 
     def check(self) -> None:
-        if self.stopped:
+        if self.stopped or self.seconds > (SECONDS_BUSY if self.lane.full() else SECONDS):
             raise Stopped
+
+    def evaluated(self, inputs: int) -> None:
+        self.done += inputs
+        self.lane.checkpoint(self)
+        self.check()
 
 
 class Work:
     def __init__(self) -> None:
-        self._threads = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
+        self._lanes: dict[LaneName, Lane] = {
+            "fast": Lane(),
+            "slow": Lane(THREADS, background=True),
+            "photos": Lane(),
+            "large photos": Lane(background=True),
+            "models": Lane(background=True),
+        }
         self._tasks: dict[Hashable, Task] = {}
 
-    def join(self, key: Hashable, compute: Callable[[], Any], slow: bool) -> Task:
+    def join(self, key: Hashable, compute: Callable[[], Any], lane: LaneName, owner: Owner) -> Task:
         """Starts a computation, or shares the running one. Every caller must call `leave` later."""
         task = self.running(key)
         if task is None:
-            task = self._tasks[key] = Task(key)
-            task.future = self._threads[slow].submit(task.run, compute)
+            task = self._tasks[key] = Task(key, compute, self._lanes[lane])
+            task.owners = [owner]
+            task.lane.submit(task)
+        else:
+            task.owners = [*task.owners, owner]
         task.waiting += 1
         return task
 
@@ -77,19 +118,21 @@ class Work:
         if task.waiting == 0:
             task.stopped = True
             task.future.cancel()
+            task.lane.discard(task)
             if self._tasks.get(task.key) is task:
                 del self._tasks[task.key]
 
-    def close(self) -> None:
+    def close(self, seconds: float = 2.0) -> bool:
+        """Stops everything. Returns whether all has ended within this time."""
         for task in self._tasks.values():
             task.stopped = True
-        for thread in self._threads.values():
-            thread.shutdown(wait=True, cancel_futures=True)
+        until = time.monotonic() + seconds
+        return all(lane.idle.wait(max(until - time.monotonic(), 0)) for lane in self._lanes.values())
 
 
 def evaluated(inputs: int) -> None:
-    """Counts the inputs that the running computation evaluates, and stops it if no request waits for it."""
+    """Counts the inputs that the running computation evaluates, lets others go first, and stops it if no
+    request waits for it or if it has taken too long."""
     task = getattr(_running, "task", None)
     if task is not None:
-        task.done += inputs
-        task.check()
+        task.evaluated(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 from pathlib import Path
@@ -31,7 +32,16 @@ def app(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on; default: the first free one from 7860.")
     ] = None,
-    auth: Annotated[str | None, typer.Option(help="Require this user:password from every visitor.")] = None,
+    auth: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that contains the user:password to require; default: RECTGRAD_AUTH in the environment."
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Another host name to accept, such as that of a proxy; can be repeated."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow access from other machines without a password.")
     ] = False,
@@ -54,8 +64,10 @@ def app(
         network = shared.network(model, weights, labels, device, None)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs the cleanup below
         temporary = server.TemporaryFolder()
+        ended = True
         try:
             from rectgrad.app.folder import Folder
+            from rectgrad.app.guard import Guard
             from rectgrad.app.routes import Explorer, create
             from rectgrad.app.service import Service
 
@@ -65,7 +77,13 @@ def app(
             if browsed is not None:
                 browsed.start()
             temporary.start()
-            routes = create(explorer, login, local=host in server.LOCAL)
-            server.serve(routes, opened, server.url_of(opened, host), browser)
+            names = server.accepted_names(host, name or [])
+            guarded = Guard(create(explorer), names, host not in server.LOCAL, login)
+            try:
+                server.serve(guarded, opened, server.url_of(opened, host), browser)
+            finally:
+                ended = explorer.close()
         finally:
             temporary.close()
+            if not ended:  # a computation that cannot be stopped must not keep the process alive
+                os._exit(0)
