@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from rectgrad.bench.environment import commit, environment
-from rectgrad.experiments import ray_engine, roar_kar
+from rectgrad.experiments import ray_engine
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.roar_kar import Cell
+from rectgrad.experiments.retraining import Cell, trained
 from rectgrad.photos import cluster, files
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     lab = Lab("roar-kar", "shapes", "quick", {"retraining": retraining}, Path("results/bench"))
     cells = [Cell("saliency", "roar", 0.1, seed) for seed in range(given.cells)]
     lab.network  # noqa: B018 - trained, or from the cache
-    local, here = timed(lambda: dict(roar_kar.trained(lab, cells)))
+    local, here = timed(lambda: dict(trained(lab, cells)))
     started = time.monotonic()
     with cluster.session():
         dict(ray_engine.trained(lab, [Cell("saliency", "roar", 0.9, 0)]))  # warm-up: the workers import torch

@@ -16,7 +16,7 @@ import torch
 
 from rectgrad.cli.run import Done, Plan, run, waiting
 from rectgrad.models import ImageModel, load
-from rectgrad.photos import UnreadableImageError, cluster
+from rectgrad.photos import UnreadableImageError, cluster, files, names
 from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches
 
@@ -39,11 +39,18 @@ def run_on_ray(spec: ModelSpec, plan: Plan, sources: Iterable[Source], done: Don
     computed = 0
     with cluster.session() as ray:
         task = ray.remote(_run_chunk).options(**resources, max_retries=5)
-        tasks = {task.remote(os.getcwd(), spec, sent, chunk): chunk for chunk in batches(missing, CHUNK)}
+        folder = os.getcwd()
+        tasks = {task.remote(folder, spec, sent, chunk): chunk for chunk in batches(missing, CHUNK)}
         for chunk, results in cluster.as_completed(ray, tasks):
-            for source, result in zip(chunk, results, strict=True):
+            if isinstance(results, cluster.FailedTaskError) and len(chunk) > 1:
+                tasks |= {task.remote(folder, spec, sent, [each]): [each] for each in chunk}
+                continue  # one at a time: only the photo that fails is lost
+            failed = isinstance(results, cluster.FailedTaskError)
+            found = [f"{names.readable(chunk[0].path)}: {results}"] if failed else results
+            for source, result in zip(chunk, found, strict=True):
                 done(source, UnreadableImageError(result) if isinstance(result, str) else result)
                 computed += not isinstance(result, str)
+    files.remove_partial_files(plan.out)  # of workers that were killed
     return computed
 
 

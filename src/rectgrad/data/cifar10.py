@@ -88,8 +88,9 @@ def install(source: str | None = None, progress: fetch.Progress = fetch.no_progr
 def keep(parts: dict[str, Images]) -> None:
     content = {f"{part}_pixels": images.pixels for part, images in parts.items()}
     content |= {f"{part}_labels": images.labels for part, images in parts.items()}
+    files.remove_partial_files(cache())
     with files.atomic(place()) as part:
-        safetensors.numpy.save_file(content, part)
+        part.write_bytes(safetensors.numpy.save(content))  # `save_file` has a temporary file of its own
 
 
 def _npm_pack(folder: Path) -> Path:

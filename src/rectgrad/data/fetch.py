@@ -38,6 +38,8 @@ def download(address: str, path: Path, digest: str | None = None, progress: Prog
             "with network access and pass the file with --from"
         ) from error
     check(part, digest, address)
+    with open(part, "rb+") as written:
+        os.fsync(written.fileno())
     os.replace(part, path)
     return path
 

@@ -61,6 +61,7 @@ def install(source: str | None = None, progress: fetch.Progress = fetch.no_progr
         if not source:
             archive.unlink(missing_ok=True)  # otherwise it would be reused next time
         raise
+    files.remove_partial_files(cache())
     with files.atomic(place()) as part, open(part, "wb") as stream:
         np.savez_compressed(stream, index=found.index, label=found.label, mask=found.mask)
     return place()

@@ -7,7 +7,9 @@ frequencies and runs. A search for longer matches would take four times as long 
 For 100 photos explained by RectGrad the files are 41 % smaller than Pillow's with compress_level=3 and take
 half the time, at a mean SSIM of 0.993 (0.987 at worst). Steps of 6 and 7 would save another 3 % and 13 %, at
 0.991 and 0.987. A palette of 256 colours (median cut) would save another 37 %, at 0.984, ten times as slowly,
-and shows bands in skies.
+and shows bands in skies. On eight photos, files were 0.59 of the lossless size; with photos enlarged without
+interpolation, 0.44 (0.36 with a search for matches), but these sheets have an SSIM of 0.988 to the
+interpolated ones. A quarter of the size at 0.99 seems out of reach for PNG.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,6 +18,11 @@ from PIL import Image
 from rectgrad import image
 from rectgrad.photos import SUFFIXES
 from rectgrad.photos.names import unique_names
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _PART = ".part"  # suffix of a file that is being written
 
@@ -78,12 +83,6 @@ def _is_photo(path: Path, folder: Path) -> bool:
     return not hidden and path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
 
 
-def fingerprint(path: Path) -> list[int]:
-    """Size and modification time of a file."""
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns]
-
-
 def digest(file: IO[bytes]) -> str:
     """SHA-256 of the whole file. The position is at the beginning of the file afterwards."""
     found = hashlib.sha256()
@@ -109,12 +108,42 @@ def atomic(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def remove_partial_files(folder: Path) -> None:
+def remove_partial_files(folder: Path, pattern: str = "**/.*") -> None:
     """Removes partial files of processes that were killed; those of running processes are kept."""
-    for part in folder.rglob(f".*{_PART}") if folder.is_dir() else ():
+    for part in folder.glob(f"{pattern}{_PART}") if folder.is_dir() else ():
         writer = part.name.removesuffix(_PART).rpartition(".")[2]
         if ended(writer):
             part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
+    """Creates a folder for results and locks it. Runs that write to one folder take turns, so that no result
+    mixes files of two runs. Calls `waits` if another process has the lock. The system releases the lock when
+    the process ends. Windows has no locks of folders."""
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = None if fcntl is None else os.open(folder, os.O_RDONLY)
+    try:
+        if opened is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                _lock(opened, waits)
+        yield
+    finally:
+        if opened is not None:
+            os.close(opened)
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if nothing was written
+
+
+def _lock(opened: int, waits: Callable[[], None]) -> None:
+    assert fcntl is not None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waits()
+        fcntl.flock(opened, fcntl.LOCK_EX)
 
 
 def ended(number: str) -> bool:

@@ -22,7 +22,15 @@ RESULTS = (
     ".jpg",
     ".html",
 )  # suffixes of the files that runs write
-_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
+_DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    "conin$",
+    "conout$",
+    *(f"{port}{i}" for port in ("com", "lpt") for i in range(10)),
+}
 _LONGEST = 180  # bytes of a file name; file systems allow 255, including our suffixes
 
 

@@ -40,6 +40,12 @@ def read(path: str | Path, enough: int | None = None) -> Image.Image:
         return decode(file, enough)
 
 
+def pixels(path: str | Path) -> int:
+    """The number of pixels of a photo according to its header; nothing is decoded."""
+    with opened(path) as file, _open(file) as picture:
+        return picture.width * picture.height
+
+
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[IO[bytes]]:
     """Opens the file of a photo. Errors while it is read or decoded name the file and the reason."""
