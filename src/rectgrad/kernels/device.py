@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,7 +132,8 @@ class Graph:
                 with one_scratch():
                     self.result = work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the cause is reported, not its consequence
+                with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the cause is reported, not that the graph is empty
                     graph.capture_end()
                 raise
             graph.capture_end()
