@@ -5,13 +5,15 @@
 Runs the command in a subprocess, so that another checkout can be measured too: `git worktree add OTHER
 COMMIT`, then `--against OTHER/src`. The two alternate, and the ratio of the medians is printed. Photos per
 second are counted from the first result to the last, without imports and loading the model; `whole command`
-includes them. Memory is the resident size after a fifth of the photos and at the end. Linux only.
+includes them. So does the processor time per photo, which says more on a busy machine. Memory is the resident
+size after a fifth of the photos and at the end. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,10 +26,12 @@ HERE = Path(__file__).parents[1] / "src"
 
 
 class Measured(NamedTuple):
-    """Photos per second, from first to last result and for the whole command; memory early and late (MB)."""
+    """Photos per second, from first to last result and for the whole command; seconds of processor time per
+    photo; memory early and late (MB)."""
 
     rate: float
     whole: float
+    processor: float
     early: float
     late: float
 
@@ -38,7 +42,7 @@ def measure(source: Path, photos: Path, method: str, options: list[str]) -> Meas
         out = Path(folder, "out")
         command = [sys.executable, "-m", "rectgrad", "explain", str(photos), "--method", method]
         environment = os.environ | {"PYTHONPATH": str(source)}
-        started = time.monotonic()
+        started, before = time.monotonic(), _processor_time()
         process = subprocess.Popen(
             [*command, "--out", str(out), *options],
             env=environment,
@@ -46,14 +50,20 @@ def measure(source: Path, photos: Path, method: str, options: list[str]) -> Meas
             stderr=subprocess.PIPE,
         )
         sizes = _sizes(process.pid, process, out)
-        took = time.monotonic() - started
+        took, spent = time.monotonic() - started, _processor_time() - before
         assert process.stderr is not None
         if process.returncode:
             raise SystemExit(process.stderr.read().decode())
         times = sorted(path.stat().st_mtime for path in out.rglob("*.json"))
     count = len(times)
     early = next(size for done, size in sizes if done >= count / 5)
-    return Measured((count - 1) / (times[-1] - times[0]), count / took, early, sizes[-1][1])
+    return Measured((count - 1) / (times[-1] - times[0]), count / took, spent / count, early, sizes[-1][1])
+
+
+def _processor_time() -> float:
+    """Of all finished subprocesses, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _sizes(pid: int, process: subprocess.Popen, out: Path) -> list[tuple[int, float]]:
@@ -103,6 +113,7 @@ def main() -> None:
 def _row(each: Measured) -> str:
     return (
         f"{each.rate:6.2f} photos/s, whole command {each.whole:6.2f}/s, "
+        f"{1000 * each.processor:4.0f} ms of processor time each, "
         f"memory {each.early:5.0f} MB after a fifth, {each.late:5.0f} MB at the end"
     )
 
