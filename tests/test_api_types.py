@@ -99,8 +99,10 @@ def test_the_random_map_has_the_inputs_type(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ANY_NETWORK)
 def test_a_tuple_of_different_types(name: str) -> None:
     """Each map has the type of its own input."""
-    first = nn.Linear(6, 40).eval()
     generator = torch.Generator().manual_seed(2)
+    first = nn.Linear(6, 40).eval()
+    for parameter in first.parameters():
+        nn.init.uniform_(parameter, -0.4, 0.4, generator=generator)
 
     def model(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return F.relu(first(a.float() + b.float() * c.float()))[:, :3]

@@ -45,8 +45,11 @@ model = rectgrad.models.load("cifar10_cnn")
 with tempfile.TemporaryDirectory() as folder:
     PIL.Image.new("RGB", (40, 40)).save(f"{folder}/a.png")
     x = model.prepare(model.crop(photos.read(f"{folder}/a.png")))[None]
+    safetensors.torch.save_file(model.module.state_dict(), f"{folder}/a.safetensors")
+    rectgrad.models.load("cifar10_cnn", weights=f"{folder}/a.safetensors")
     torch.save(model.module.state_dict(), f"{folder}/a.pt")
-    rectgrad.models.load("cifar10_cnn", weights=f"{folder}/a.pt")
+    with contextlib.suppress(rectgrad.models.ModelUnavailableError):  # older versions of torch refuse it
+        rectgrad.models.load("cifar10_cnn", weights=f"{folder}/a.pt")
     rectgrad.models.load(sys.argv[1])
 maps = rectgrad.attribute(model.module, x, "smoothgrad", samples=2)
 rectgrad.image.show(maps[0])
