@@ -78,4 +78,4 @@ def are_probabilities(outputs: object) -> bool:
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):
         return False
     rows = outputs.detach().float()
-    return bool(((rows >= 0).all() & ((rows.sum(1) - 1).abs() < 1e-3).all()).item())
+    return bool(rows.min() >= 0) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())

@@ -296,3 +296,21 @@ def test_the_relu_inside_an_lp_pooling_is_no_activation(method, dims, passes):
         rectgrad.attribute(net(pool), x, method, target=1) for pool in (lambda x: pooling(x, 2, 2), rooted)
     ]
     torch.testing.assert_close(*maps)
+
+
+def test_a_record_copies_what_is_overwritten_once():
+    """The op that made it and the op that overwrites it keep the same copy."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten()).eval()
+    x = torch.randn(2, 3, 6, 6)
+    norm, relu = (row.op for row in rectgrad.record(model, x).trace.rows[1:3])
+    torch.testing.assert_close(relu.inputs[0], model[:2](x), rtol=0, atol=0)
+    torch.testing.assert_close(relu.output, relu.inputs[0].relu(), rtol=0, atol=0)
+    assert norm.output.data_ptr() == relu.inputs[0].data_ptr() != relu.output.data_ptr()
+
+
+@pytest.mark.parametrize("given, named", [((None, None, True), {}), ((), {"training": True})])
+def test_a_batch_norm_that_updates_its_statistics_is_not_linked(given, named, passes):
+    mean, variance = torch.zeros(4).double(), torch.ones(4).double()
+    net, x = made(lambda net, x: F.relu(F.batch_norm(x, mean, variance, *given, **named)))
+    rectgrad.attribute(net, x, "saliency", target=1)
+    assert set(passes) == {"bridged"}

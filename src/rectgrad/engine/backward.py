@@ -122,7 +122,8 @@ class Pass:
                 state.rules, state.observe = {}, None
                 for op in self.ops:  # facts refer to other ops, and these to their facts
                     op.facts = NO_FACTS
-                    op.rule += ", class layer" * (op in method.class_layers)
+                for op in method.class_layers:
+                    op.rule += ", class layer"
         if method.rectifies and not state.ran & ops.RECTIFIERS:
             raise UnsupportedModelError(nothing_rectified(type(method).__name__, self.trace))
         return tuple(

@@ -54,7 +54,7 @@ def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
     values += [s for s in sums if isinstance(s, Tensor)]
     dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
     device = tensors[-1].device
-    wrong = ~torch.stack([s.detach().reshape(()).to(device, dtype) for s in values]).isfinite()
+    wrong = ~torch.stack([s.reshape(()).to(device, dtype) for s in values]).isfinite()
     numbers = all(math.isfinite(s) for s in sums if not isinstance(s, Tensor))
     return wrong if numbers else torch.ones_like(wrong)
 

@@ -7,7 +7,7 @@ several methods, and an autograd backward pass may run in another thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,21 +199,17 @@ class Op:
         ceiling = self.argument("max_val", self.argument("max", 6.0))
         return (torch.where((self.output > 0) & (self.output < ceiling), R, 0),)
 
-    def held(self) -> Iterator[Tensor]:
+    def held(self) -> tuple[Tensor, ...]:
         """The data tensors that the record needs unchanged."""
-        yield from self.inputs
-        yield from self.needed
-        if self._output is not None:
-            yield self._output
+        output = () if self._output is None else (self._output,)
+        return (*self.inputs, *self.needed, *output)
 
     def note_versions(self) -> None:
-        self.versions = tuple([version(x) for x in self.held()])
+        self.versions = tuple(map(version, self.held()))
 
     def overwritten(self) -> bool:
         """Whether a kept tensor was modified since."""
-        if not self.inputs and not self.needed and self._output is not None:  # nearly always
-            return self.versions != (version(self._output),)
-        return self.versions != tuple([version(x) for x in self.held()])
+        return self.versions != tuple(map(version, self.held()))
 
     def release(self) -> None:
         """Free everything that was kept of the data."""

@@ -76,16 +76,16 @@ class Snapshot:
 
     def _take(self, value: Any) -> Iterable[Any]:
         """Remember one value. What is inside of it, if it is a container other than a dictionary."""
-        if isinstance(value, Tensor):
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+            self._dicts.append(value.__dict__)
+        elif isinstance(value, Tensor):
             if is_lazy(value):
                 self.lazy = True
             else:
                 self._tensors.append(value)
         elif isinstance(value, tuple):
             return value
-        elif isinstance(value, nn.Module):
-            self.modules.append(value)
-            self._dicts.append(value.__dict__)
         elif isinstance(value, dict):
             self._dicts.append(value)
         elif isinstance(value, (list, set, deque)):

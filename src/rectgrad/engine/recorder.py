@@ -61,7 +61,7 @@ class ForwardMode(TorchFunctionMode):
         self.state, self.start = State(), torch_private.next_node_number()
         self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
         self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
-        self._holders: dict[int, list[Op]] = {}  # by storage, the ops that keep a tensor in it
+        self._holders: dict[int, list[Op]] = defaultdict(list)  # by storage, the ops that keep a tensor in it
 
     def truncate(self, length: int) -> None:
         """Forget what was recorded after the first `length`."""
@@ -82,7 +82,7 @@ class ForwardMode(TorchFunctionMode):
         """An op needs these tensors unchanged."""
         op.note_versions()
         for x in tensors:
-            self._holders.setdefault(storage_id(x), []).append(op)
+            self._holders[storage_id(x)].append(op)
 
     def _unshare(self, storage: int) -> None:
         """Before a storage is written: ops that keep tensors in it get copies."""
@@ -218,7 +218,7 @@ class Recorder(ForwardMode):
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
         if self._reads[op.family] == "all":
-            op.inputs = tuple(_kept(data, writes))
+            op.inputs = tuple(_kept(op, data, writes))
         y = _without_graph(func, args, kwargs)
         if type(y) is Tensor:
             return self._link(op, y)
@@ -242,7 +242,9 @@ class Recorder(ForwardMode):
 
     def _computed(self, op: Op, data: list[Tensor], writes: bool) -> Any:
         """By a closed form of the gradient, or by a graph of its own."""
-        kept = _kept(data, writes) if writes else data
+        if updates_statistics(op.spec, op.args, op.kwargs):
+            raise Unlinked(op.name)
+        kept = _kept(op, data, writes) if writes else data
         points: Sequence[Tensor] = kept
         found = _without_graph(closed_form, (op, kept), {}) if op.name in CLOSED_FORMS else None
         if found is not None:
@@ -301,6 +303,8 @@ class Recorder(ForwardMode):
             data.append(value)
             return Slot(len(data) - 1)
         if kind is list or kind is tuple:
+            if kind is tuple and _CONSTANT.issuperset(map(type, value)):  # strides, sizes
+                return value
             return kind([v if type(v) in _CONSTANT else self._slot(v, data) for v in value])
         if isinstance(value, (Tensor, tuple, list, dict)) and kind is not torch.Size:
             raise Unlinked(f"an argument of type {kind.__name__}")
@@ -313,17 +317,15 @@ class Recorder(ForwardMode):
             raise Refused(TRANSFORM)
         if not torch.is_grad_enabled() or autocast_active() or dispatch_modes():
             raise Unlinked(name)
-        if op.spec.own and not writes and not op.kwargs and name in ops.SIMPLE:
-            return
-        self._find_family(op)
-        hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
-        trains = updates_statistics(op.spec, op.args, op.kwargs)
-        first_written = not writes or (op.args and type(op.args[0]) is Slot)
-        if not op.spec.own or hides or trains or op.kwargs.get("out") is not None or not first_written:
-            raise Unlinked(name)
+        if name not in ops.SIMPLE or not op.spec.own or "out" in op.kwargs:
+            self._find_family(op)
+            hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
+            trains = updates_statistics(op.spec, op.args, op.kwargs)
+            if not op.spec.own or hides or trains or op.kwargs.get("out") is not None:
+                raise Unlinked(name)
         if writes:  # what shares its memory has another version afterwards, and is not read: see op_of
-            if torch_private.is_view(data[0]):
-                raise Unlinked("an in-place call on a view")
+            if not op.args or type(op.args[0]) is not Slot or torch_private.is_view(data[0]):
+                raise Unlinked("an in-place call on a view, or not on its first argument")
             self._unshare(storage_id(data[0]))
 
     def _writable(self, target: Any) -> bool:
@@ -401,9 +403,11 @@ def _without_gradient(weight: Tensor) -> Tensor:
     return weight.clone() if weight.is_inference() else weight
 
 
-def _kept(data: list[Tensor], writes: bool) -> list[Tensor]:
-    """The data as it is before the call, the first of which may be overwritten."""
-    return [x.detach().clone() if writes and i == 0 else x.detach() for i, x in enumerate(data)]
+def _kept(op: Op, data: list[Tensor], writes: bool) -> list[Tensor]:
+    """The data before a call that may overwrite the first: its op has copied it by then, if it keeps it."""
+    first = op.sources[0]._output if writes else data[0]
+    first = data[0].detach().clone() if first is None else first.detach()
+    return [first, *(x.detach() for x in data[1:])]
 
 
 def saving() -> Any:

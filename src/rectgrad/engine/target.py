@@ -108,12 +108,12 @@ def indices(scores: Tensor, target: Any) -> Tensor:
     if target is None:
         return scores.detach().argmax(1)
     index = _as_integers(target, n)  # checked where it is: to ask a GPU is to wait for it
-    outside = index[(index < 0) | (index >= classes)]
-    if outside.numel():
+    asked = index.reshape(-1).tolist()
+    if outside := [each for each in asked if not 0 <= each < classes]:
         valid = f"the model has {classes} outputs, 0 to {classes - 1}"
-        raise ValueError(f"target {int(outside[0])} is out of range: {valid}")
+        raise ValueError(f"target {outside[0]} is out of range: {valid}")
     if index.dim() == 0:
-        return torch.full((n,), int(index), device=scores.device)
+        return torch.full((n,), asked[0], device=scores.device)
     return moved(index, scores.device)
 
 

@@ -70,7 +70,7 @@ def _backend(device: str, choice: str) -> Backend:
 
 def is_native(x: Tensor) -> bool:
     """Whether the native kernels are in use for x."""
-    return x.is_cpu and x.dtype is torch.float32 and backend_of(x).name.startswith("native")
+    return x.is_cpu and x.dtype is torch.float32 and backend_for("cpu").name.startswith("native")
 
 
 def in_use() -> dict[str, str]:

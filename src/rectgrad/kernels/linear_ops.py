@@ -60,12 +60,13 @@ class Geometry(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
-    """From a call's arguments: None, one number for all dimensions, or one for each."""
+def geometry(weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
+    """From the shape of the weight and a call's arguments: None, one number for all dimensions, or one for
+    each."""
+    kernel = tuple(weight[2:])
     dims = len(kernel)
     padding = 0 if padding in (None, "valid") else padding
     stride, dilation, groups = (1 if value is None else value for value in (stride, dilation, groups))
-    kernel = tuple(kernel)
     return Geometry(kernel, per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims), groups)
 
 
@@ -79,9 +80,9 @@ class Conv:
         self.shape, self._strides = x.shape, x.stride()
         self._weight = Weight(weight)
         try:
-            self.geometry = geometry(weight.shape[2:], *given)
+            self.geometry = geometry(weight.shape, *given)
         except TypeError:  # lists
-            self.geometry = geometry(weight.shape[2:], *(tuple(v) if type(v) is list else v for v in given))
+            self.geometry = geometry(weight.shape, *(tuple(v) if type(v) is list else v for v in given))
 
     def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         if type(R) is Sparse:
@@ -204,11 +205,11 @@ class Scale:
     def _dense(self, R: Tensor) -> Tensor:
         variance, weight = self._variance.value, self._weight.value
         if R.is_cuda:  # the forward kernel, without a shift, is several times faster than the backward one
-            mean, cudnn = _zeros(len(variance), variance.dtype, R.device), torch.backends.cudnn.enabled
-            bias = None if weight is None else _zeros(len(variance), weight.dtype, R.device)
+            mean, cudnn = _zeros_like(variance), torch.backends.cudnn.enabled
+            bias = None if weight is None else _zeros_like(weight)
             return torch.batch_norm(R, weight, bias, mean, variance, False, 0.0, self._eps, cudnn)
         # Rounded as torch does it.
-        if kernels.is_native(R) and all(x is None or _plain(x) for x in (R, variance, weight)):
+        if _plain(R) and _plain(variance) and (weight is None or _plain(weight)) and kernels.is_native(R):
             return native.scaled(R, variance, weight, self._eps)
         grad = R * channelwise(self._inverse(), R)
         return grad if weight is None else grad.mul_(channelwise(weight.to(grad.dtype), R))
@@ -236,7 +237,7 @@ class AvgPool:
 
 def _same_real(weight: Tensor, x: Tensor) -> bool:
     """Both of one type, and not complex: that gradient needs a conjugate."""
-    return weight.dtype is x.dtype and not x.is_complex()
+    return weight.dtype is x.dtype and not x.dtype.is_complex
 
 
 def conv(x: Tensor, weight: Any, *given: Any) -> Conv | None:
@@ -292,12 +293,12 @@ def _constant(key: Any, make: Callable[[], Tensor]) -> Tensor:
     return found
 
 
-def _zeros(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _constant((n, dtype, device), lambda: torch.zeros(n, dtype=dtype, device=device))
+def _zeros_like(x: Tensor) -> Tensor:
+    return _constant((x.shape, x.dtype, x.device), lambda: torch.zeros_like(x))
 
 
 def _plain(x: Tensor) -> bool:
-    return x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu" and not x.is_neg()
+    return x.dtype is torch.float32 and x.is_contiguous() and x.is_cpu and not x.is_neg()
 
 
 def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:

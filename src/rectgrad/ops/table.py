@@ -105,9 +105,9 @@ UNLINKABLE = frozenset(
     "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
     "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
 )
-# Calls of one meaning, whatever their arguments: nothing about them has to be checked.
+# Calls of one meaning, whatever their arguments: only in training mode a batch norm does more.
 SIMPLE = frozenset(
-    "conv1d conv2d conv3d linear relu max_pool2d avg_pool2d adaptive_avg_pool2d flatten".split()
+    "conv1d conv2d conv3d linear batch_norm relu add max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
 # New tensors from a tensor's shape and type alone.
 NEW_TENSORS = frozenset(

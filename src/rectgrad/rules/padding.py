@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from rectgrad.engine.op import Op, Rule
@@ -24,22 +25,20 @@ def _apply(op: Op, R: Any) -> Any:
 
 def padded(op: Op) -> bool:
     """Whether a convolution may see zero padding at all."""
-    padding = op.argument("padding", 0)
+    padding = op.linear.geometry.padding if isinstance(op.linear, Conv) else op.argument("padding", 0)
     own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
-    return own or _follows_pad(op)
-
-
-def _follows_pad(op: Op) -> bool:
-    return any(source.family == "pad" for source in op.sources)
+    return own or (bool(op.sources) and op.sources[0].family == "pad")
 
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None where all do."""
-    if isinstance(op.linear, Conv) and not any(op.linear.geometry.padding) and not _follows_pad(op):
-        return None
     geometry = _geometry(op)
     dims = len(geometry[0])
-    sizes, outputs, pads = op.input_shapes[0][-dims:], op.shape[-dims:], _pad_before(op, dims)
+    return _region(op.input_shapes[0][-dims:], op.shape[-dims:], geometry, _pad_before(op, dims))
+
+
+@lru_cache(maxsize=4096)
+def _region(sizes: Any, outputs: Any, geometry: tuple[tuple[int, ...], ...], pads: Region) -> Region | None:
     region = tuple(
         clear_of_padding(size - before - after, n, kernel, stride, dilation, own + before)
         for size, n, kernel, stride, dilation, own, (before, after) in zip(
@@ -66,11 +65,11 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     return kernel, stride, dilation, own
 
 
-def _pad_before(op: Op, dims: int) -> list[tuple[int, int]]:
+def _pad_before(op: Op, dims: int) -> Region:
     """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
     source = op.sources[0] if op.sources else op
-    zero = (source.argument("mode", "constant"), source.argument("value", 0)) == ("constant", 0)
-    if source.family != "pad" or not zero:
-        return [(0, 0)] * dims
-    pads = [*source.argument("pad"), *[0] * (2 * dims)]
-    return [(max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims))]
+    named = source.argument
+    if source.family != "pad" or (named("mode", "constant"), named("value", 0)) != ("constant", 0):
+        return ((0, 0),) * dims
+    pads = [*named("pad"), *[0] * (2 * dims)]
+    return tuple((max(pads[2 * d], 0), max(pads[2 * d + 1], 0)) for d in reversed(range(dims)))
