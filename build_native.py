@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent / "src" / "rectgrad" / "kernels"
-SOURCES = ("parallel.c", "select.c", "conv.c", "linear.c", "pool.c")
+SOURCES = ("parallel.c", "select.c", "conv.c", "linear.c", "pool.c", "relevance.c")
 FLAGS = "-O3 -std=gnu11 -fPIC -shared -fno-math-errno -ffp-contract=fast -Wno-psabi".split()
 LEVELS = {"base": "", "avx2": "-mavx2 -mfma", "avx512": "-mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma"}
 

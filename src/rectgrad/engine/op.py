@@ -36,9 +36,9 @@ class Rule:
     """What replaces the ordinary gradient of an op.
 
     apply: a pure function (op, R) -> the gradient of each of `op.inputs` (one tensor, or a tuple). reads:
-    what it needs of the op: "all", "output" or "shapes". concerns: which ops of its family it is for (None:
-    all). takes_sparse: R may be a `Sparse`. checks: it reports a gradient that is not finite itself. advice:
-    (op, R, sample) -> what would let something through, where the rule stopped all of a sample's gradient.
+    what is kept of the op: "all", "inputs", "output" or "shapes". concerns: which ops of its family it is for
+    (None: all). takes_sparse: R may be a `Sparse`. checks: it reports a gradient that is not finite itself.
+    advice: (op, R, sample) -> what would let something through, where the rule stopped all of a sample's R.
     """
 
     apply: Callable[[Op, Any], Any]
@@ -123,8 +123,8 @@ class Op:
 
     @property
     def output(self) -> Tensor:
-        assert self._output is not None
-        return self._output
+        assert self._output is not None or self.inputs
+        return first(self.call(*self.inputs)) if self._output is None else self._output
 
     @property
     def backend(self) -> Backend:

@@ -217,7 +217,7 @@ class Recorder(ForwardMode):
             return torch_private.under_mode(self, lambda: decompositions[op.family](op))
         if not self._needs_no_input(op, data):
             return self._computed(op, data, writes)
-        if self._reads[op.family] == "all":
+        if self._reads[op.family] in ("all", "inputs"):
             op.inputs = tuple(_kept(op, data, writes))
         y = _without_graph(func, args, kwargs)
         if type(y) is Tensor:
@@ -260,7 +260,7 @@ class Recorder(ForwardMode):
                 return x
         if isinstance(result, (bool, int, float, str, torch.Size)):
             return result
-        if self._reads[op.family] == "all":
+        if self._reads[op.family] in ("all", "inputs"):
             op.inputs = tuple([x.detach() for x in kept])
         if type(result) is Tensor:
             return self._made(op, result, data[0] if writes else None)
@@ -338,7 +338,7 @@ class Recorder(ForwardMode):
     def _link(self, op: Op, y: Tensor) -> Tensor:
         """Add an op to the record, with what its rule and its gradient read. y: its result."""
         op.shape, op.index = y.shape, len(self.ops)
-        if self._reads[op.family] != "shapes":
+        if self._reads[op.family] in ("all", "output"):
             op._output = y.detach()
         if op.back is relu_gradient:
             op.needed = (y.detach(),)

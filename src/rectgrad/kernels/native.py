@@ -61,6 +61,14 @@ class Pooling(Structure):
     )
 
 
+class _Shares(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in "c z part scale shift bias epsilon size".split()),
+        *((name, c_float) for name in ("sign", "gamma")),
+        *((name, c_int64) for name in ("planes", "channels", "each")),
+    )
+
+
 class Library(NamedTuple):
     level: str
     functions: ctypes.CDLL
@@ -96,6 +104,8 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.rg_scaled.argtypes = [
         *(c_void_p, c_void_p, c_void_p, c_double, c_int64, c_int64, c_int64, c_void_p, c_int)
     ]
+    lib.rg_share.argtypes = [POINTER(_Shares), c_void_p, c_void_p, c_int]
+    lib.rg_stabilised.argtypes = [c_void_p, c_void_p, c_float, c_int64, c_void_p, c_int]
     lib.rg_use_pool.argtypes = [c_void_p]
     lib.rg_use_pool(_pool())
     return lib
@@ -294,3 +304,34 @@ def avg_pool(p: Pooling, R: Tensor, out: Tensor) -> bool:
     assert library is not None
     status = library.functions.rg_avg_pool(byref(p), R.data_ptr(), out.data_ptr(), torch.get_num_threads())
     return bool(status == 0)
+
+
+def share(
+    units: tuple[Tensor, Tensor, Tensor],
+    numbers: tuple[Tensor, ...],
+    sign: float = 1.0,
+    gamma: float = 0.0,
+    mixed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """How units share relevance: see rg_share. units: c, z, part, (N, C, ...); numbers: scale, shift, bias,
+    epsilon and size of each channel. mixed: the second result is what the positive weights get."""
+    library, c = load(), units[0]
+    assert library is not None
+    out, favoured = torch.empty_like(c), torch.empty_like(c) if mixed else None
+    channels = c.shape[1]
+    planes = len(c) * channels
+    pointers = [x.data_ptr() for x in (*units, *numbers)]
+    given = _Shares(*pointers, sign, gamma, planes, channels, c.numel() // planes if planes else 0)
+    second = None if favoured is None else favoured.data_ptr()
+    library.functions.rg_share(byref(given), out.data_ptr(), second, torch.get_num_threads())
+    return out, favoured
+
+
+def stabilised(c: Tensor, z: Tensor, epsilon: float) -> Tensor:
+    """c * |z| / (|z| + epsilon)"""
+    library = load()
+    assert library is not None
+    out = torch.empty_like(c)
+    threads = torch.get_num_threads()
+    library.functions.rg_stabilised(c.data_ptr(), z.data_ptr(), epsilon, c.numel(), out.data_ptr(), threads)
+    return out

@@ -22,9 +22,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from rectgrad import kernels
+from rectgrad.kernels import native
 from rectgrad.kernels.reference import wide
 
 # The rules of the first layer, of convolutions and of dense layers.
@@ -38,6 +39,7 @@ COMPOSITES = {
     "deep_taylor": ("wsquare", "zplus", "zplus"),
 }
 ALPHA_BETA = {"zplus": (1, 0), "alpha2_beta1": (2, 1), "excitation": (1, 0), "contrast": (1, 1)}
+SMALLEST = 1e-30  # size of a batch norm's scale: outputs can be divided by it
 AT_THE_INPUT = ("flat", "wsquare", "box")
 BOXED = ("epsilon_gamma_box", "deep_taylor")  # composites that have a use for bounds
 
@@ -148,30 +150,44 @@ class Conservation:
         return cls(lambda: Account(*map(torch.cat, zip(*(part.account for part in known), strict=True))))
 
 
-Made = Callable[[], LinearMap]  # weights are changed when they are needed
-Change = Callable[[Tensor, bool], Tensor]  # of a weight; True: it may be overwritten
+Change = Callable[[Tensor], Tensor]  # of a weight, which is not overwritten
 Start = Callable[[tuple[int, ...]], Tensor]  # from the shape of the network's input to a value of it
-
-
-def _positive(w: Tensor, own: bool) -> Tensor:
-    return w.relu_() if own else w.relu()
-
-
-def _negative(w: Tensor, own: bool) -> Tensor:
-    return w.clamp_(max=0) if own else w.clamp(max=0)
-
-
-def _leaky(w: Tensor, own: bool, slope: float) -> Tensor:
-    return F.leaky_relu(w, slope, inplace=own)
-
-
 _threshold_backward = torch.ops.aten.threshold_backward.default  # R where z > 0
+
+
+class Units(NamedTuple):
+    """The outputs of a layer as the native kernel takes them; numbers are for all channels, or for each."""
+
+    c: Tensor
+    z: Tensor
+    scale: Any
+    shift: Any
+    epsilon: Any
+    size: Any
+
+    def share(
+        self,
+        part: Tensor,
+        bias: Tensor,
+        factor: float = 1,
+        sign: int = 1,
+        gamma: float = 0,
+        mixed: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = self.scale * factor, self.shift * factor, bias, self.epsilon, self.size
+        numbers = [self.c.new_empty(self.c.shape[1]).copy_(torch.as_tensor(x).flatten()) for x in given]
+        return native.share((self.c, self.z, part.contiguous()), tuple(numbers), sign, gamma, mixed)
 
 
 @dataclass
 class Layer:
     """A layer with weights in a backward pass, one linear map with what scales and shifts before it and the
-    biases and the batch norm after it."""
+    biases and the batch norm after it.
+
+    The shares of a sum do not depend on its scale. So the weights get only the signs of the batch norm's
+    scales: what the rules compute with are outputs, biases and epsilon / the size of the scale. Weights are
+    many, and most scales are positive: then the weights are used as they are.
+    """
 
     y: Tensor  # its input
     z: Tensor  # its own output
@@ -183,21 +199,30 @@ class Layer:
     place: Place
     absorbed: Absorbed | None  # to note what does not reach the input
     at: Callable[[Start], Tensor]  # y, if the network's input were another
+    c: Tensor  # relevance / the output of the whole
+    composite: Composite
 
-    def shared(self, c: Tensor, rule: str, composite: Composite) -> Tensor:
-        """What arrives at y. c: relevance / z; with steps after it, the relevance itself."""
-        excites, epsilon = rule in ("excitation", "contrast"), composite.epsilon
-        R = wide(c) if self.place.after else wide(c) * wide(self.z)
-        if excites and self.place.top:  # a probability, whatever the score
-            R = R / safe(self.total) if self.place.after else wide(c)
+    def shared(self) -> Tensor:
+        """What arrives at y."""
+        rule = self.composite.rule(self.place)
         if rule == "gamma":
-            grad = self._gamma(R, composite.gamma, epsilon)
+            grad = self._gamma(self.composite.gamma)
         elif rule in ALPHA_BETA:
-            grad = self._alpha_beta(R, *ALPHA_BETA[rule], epsilon, biased=not excites)
+            grad = self._alpha_beta(*ALPHA_BETA[rule], biased=rule not in ("excitation", "contrast"))
         else:
-            at_input = self._box(R, composite) if rule == "box" else self._counted(R, rule, epsilon)
+            at_input = self._box() if rule == "box" else self._counted(rule == "flat")
             return at_input / wide(safe(self.y))
         return self.x * grad / wide(safe(self.y)) if self.place.before else grad
+
+    @cached_property
+    def relevance(self) -> Tensor:
+        """The relevance. Excitation starts with a probability, whatever the score."""
+        c = wide(self.c)
+        return c if self.place.top and self.composite.top else c * self.total
+
+    @cached_property
+    def epsilon(self) -> Any:
+        return self.composite.epsilon / self.size
 
     @cached_property
     def shift(self) -> Tensor | None:
@@ -216,18 +241,36 @@ class Layer:
 
     @cached_property
     def constant(self) -> Tensor:
-        """What the whole makes of 0, in a shape that broadcasts."""
+        """What the whole makes of 0, in a shape that broadcasts, without the size of the scale."""
         if self.shift is not None or self.family == "matmul":
             own = _first(self.itself.call(torch.zeros_like(self.y) if self.shift is None else self.shift))
         else:
             own = self._by_channel(0 if self.bias is None else self.bias.detach())
-        return wide(_through(self.place.after, own))
+        return wide(_through(self.place.after, own)) / self.size
 
     @cached_property
     def scale(self) -> Tensor | None:
         """Of each output channel, by the batch norm."""
         norm = self.place.after[-1].linear if self.place.after else None
         return None if norm is None else wide(norm.scale())
+
+    @cached_property
+    def size(self) -> Any:
+        """Of the scale, in a shape that broadcasts to the output."""
+        return 1.0 if self.scale is None else self._by_channel(self.scale.abs().clamp(min=SMALLEST))
+
+    @cached_property
+    def fused(self) -> Units | None:
+        """For the native kernel; None where it does not apply."""
+        given, probability = (self.c, self.z), self.place.top and self.composite.top
+        plain = self.place.convolves and self.shift is None and self.absorbed is None and not probability
+        if not plain or not _for_native(*given):
+            return None
+        shift = _through(self.place.after, self._by_channel(0))
+        scale = torch.ones_like(shift) if self.scale is None else self.scale
+        return (
+            Units(*given, scale, shift, self.epsilon, self.size) if shift.numel() == scale.numel() else None
+        )
 
     def _by_channel(self, value: Any) -> Tensor:
         """A number, or one for each output channel, in a shape that broadcasts to the output."""
@@ -236,86 +279,127 @@ class Layer:
         numbers = given.expand(self.z.shape[channel])
         return numbers.reshape(1, -1, *(1,) * (self.z.dim() - 2 if channel == 1 else 0))
 
+    @cached_property
+    def weight(self) -> Tensor:
+        """With the signs of the scales. Only on a CPU they can be read without waiting."""
+        w, scale = self.place.weight.detach().to(self.x.dtype), self.scale
+        if scale is None or (scale.is_cpu and bool((scale >= 0).all())):
+            return w
+        return scaled(w, torch.ones_like(scale).copysign(scale), self.family, self.groups)
+
     def weights(self, change: Change) -> LinearMap:
         """The linear map with other weights."""
-        w = self.place.weight.detach().to(self.x.dtype)
-        if self.scale is None:
-            return self.made(self.x, change(w, False))
-        return self.made(self.x, change(scaled(w, self.scale, self.family, self.groups), True))
+        return self.made(self.x, change(self.weight))
+
+    @cached_property
+    def unchanged(self) -> LinearMap:
+        return self.weights(lambda w: w)
 
     @cached_property
     def plus(self) -> LinearMap:
-        return self.weights(_positive)
+        return self.weights(torch.relu)
 
     @cached_property
     def minus(self) -> LinearMap:
-        return self.weights(_negative)
+        return self.weights(lambda w: w.clamp(max=0))
 
-    def _alpha_beta(self, R: Tensor, alpha: float, beta: float, epsilon: float, biased: bool) -> Tensor:
+    def _alpha_beta(self, alpha: float, beta: float, biased: bool) -> Tensor:
         """R_i / x_i."""
-        bias = self.constant if biased else R.new_zeros(())
-        plus, minus = lambda: self.plus, lambda: self.minus
-        p = self._share(R, alpha, self._parts(plus, minus), bias.clamp(min=0), epsilon)
+        p = self._part(True, alpha, biased)
         if not beta:
-            return self._gradient(plus, minus, p)
-        n = self._share(R, -beta, self._parts(minus, plus), bias.clamp(max=0), epsilon)
-        return self._gradient(plus, minus, p, n)
+            return self._both(lambda above: _back(self.plus if above else self.minus, p))
+        n = self._part(False, -beta, biased)
 
-    def _gamma(self, R: Tensor, gamma: float, epsilon: float) -> Tensor:
-        """R_i / x_i. With positive outputs alone, all summands of z's sign are the positive ones."""
-        z, bias, only_positive = self.total, self.constant, self.place.rectified
-        grown = self._parts(lambda: self.plus, lambda: self.minus).add_(bias.clamp(min=0))
-        own = bias.clamp(min=0) if only_positive else torch.where(z > 0, bias.clamp(min=0), bias.clamp(max=0))
-        grown = grown if only_positive else torch.where(z > 0, grown, z - grown)
-        shared = self._share(R, 1, grown.mul_(gamma).add_(z), bias + gamma * own, epsilon, included=True)
-        # w + gamma w+ and w + gamma w-
-        plus = self.weights(lambda w, own: _leaky(w, own, 1 / (1 + gamma)).mul_(1 + gamma))
-        if only_positive and self.place.positive:
-            return _back(plus, shared)
-        minus = self.weights(lambda w, own: _leaky(w, own, 1 + gamma))
+        def back(above: bool) -> Tensor:
+            own, other = (self.plus, self.minus) if above else (self.minus, self.plus)
+            return _back(own, p).sub_(_back(other, n))
+
+        return self._both(back)
+
+    def _part(self, positive: bool, factor: float, biased: bool) -> Tensor:
+        """factor * R / the size of the sum of the positive or the negative summands, per unit."""
+        sign, z = 1 if positive else -1, self._sum(positive)
+        bias = (self.constant * sign).clamp(min=0) if biased else self.c.new_zeros(())
+        if self.fused is not None:
+            return self.fused.share(z, bias, factor, sign)[0]
+        R = self.relevance if factor == 1 else factor * self.relevance
+        return self._share(R, torch.add(bias, z, alpha=sign, out=z), bias, self.epsilon)
+
+    def _gamma(self, gamma: float) -> Tensor:
+        """R_i / x_i. With p what units with a positive output share and n what the others do, and x >= 0:
+        (w + gamma w+) p + (w + gamma w-) n = w (p + n + gamma n) + gamma w+ (p - n). With x < 0 the two parts
+        of w are exchanged, which exchanges p and n."""
+        above, below, favoured = self._gamma_shares(gamma)
+        if favoured is None:
+            return _back(self.weights(lambda w: w.relu().mul_(gamma).add_(w)), above)
+        extra = _back(self.plus, favoured)
+        return self._both(
+            lambda up: _back(self.unchanged, above if up else below).add_(extra, alpha=1 if up else -1)
+        )
+
+    def _gamma_shares(self, gamma: float) -> tuple[Tensor, Any, Tensor | None]:
+        """What the weights get with x >= 0 and x < 0, and what their positive parts get in addition. None: no
+        unit has a negative output and R, and no x is negative."""
+        grown, bias, own = self._sum(True), self.constant, self.constant.clamp(min=0)
+        only_positive, positive = self.place.rectified, self.place.positive
+        if self.fused is not None and positive:
+            above, favoured = self.fused.share(grown, own, gamma=gamma, mixed=not only_positive)
+            return above, None, favoured
+        z, grown = self.total / self.size, grown.add_(own)
+        if not only_positive:
+            own = torch.where(z > 0, own, bias.clamp(max=0))
+            grown = torch.where(z > 0, grown, z - grown)
+        shared = self._share(
+            self.relevance, grown.mul_(gamma).add_(z), bias + gamma * own, self.epsilon, not only_positive
+        )
+        if only_positive:
+            return shared, None if positive else shared * (1 + gamma), None if positive else shared * gamma
         p = _threshold_backward(shared, z, 0)
-        return self._gradient(lambda: plus, lambda: minus, p, shared.sub_(p))
+        n = shared - p
+        return shared + gamma * n, None if positive else shared + gamma * p, gamma * (p - n)
 
-    def _counted(self, R: Tensor, rule: str, epsilon: float) -> Tensor:
+    def _counted(self, flat: bool) -> Tensor:
         """R_i of the flat and the w-square rule; what is no input of the network, as padding, gets none."""
-        flat, slope = rule == "flat", wide(self.at(self.y.new_ones)) - wide(self.at(self.y.new_zeros))
-        weights = self.weights(lambda w, own: torch.ones_like(w) if flat else w.square())
+        slope = wide(self.at(self.y.new_ones)) - wide(self.at(self.y.new_zeros))
+        weights = self.weights(torch.ones_like if flat else torch.square)
         counts = slope.ne(0).to(slope.dtype) if flat else slope.square()
-        return counts * _back(weights, self._share(R, 1, _first(weights.call(counts)), None, epsilon))
+        epsilon = self.composite.epsilon / (1 if flat else self.size**2)
+        return counts * _back(
+            weights, self._share(self.relevance, _first(weights.call(counts)), None, epsilon)
+        )
 
-    def _box(self, R: Tensor, composite: Composite) -> Tensor:
+    def _box(self) -> Tensor:
         """R_i of the z-box rule, (x - l) w+ + (x - h) w-: each summand is at least 0."""
-        bounds = composite.low, composite.high
+        bounds = self.composite.low, self.composite.high
         low, high = (wide(self.at(lambda shape, b=b: bound(b, shape, self.y))) for b in bounds)  # type: ignore[misc]
         above, below = wide(self.y) - torch.minimum(low, high), wide(self.y) - torch.maximum(low, high)
         z = _first(self.plus.call(above)).add_(_first(self.minus.call(below)))
-        shared = self._share(R, 1, z, None, composite.epsilon)
+        shared = self._share(self.relevance, z, None, self.epsilon)
         return above * _back(self.plus, shared) + below * _back(self.minus, shared)
 
-    def _parts(self, plus: Made, minus: Made) -> Tensor:
-        """The sum of the positive x w; with the two exchanged, of the negative ones."""
+    def _sum(self, positive: bool) -> Tensor:
+        """Of the positive x w, or of the negative ones."""
         if self.place.positive:
-            return _first(plus().call(self.x))
-        return _first(plus().call(self.x.clamp(min=0))).add_(_first(minus().call(self.x.clamp(max=0))))
+            return _first((self.plus if positive else self.minus).call(self.x))
+        above, below = (self.plus, self.minus) if positive else (self.minus, self.plus)
+        return _first(above.call(self.x.clamp(min=0))).add_(_first(below.call(self.x.clamp(max=0))))
 
-    def _gradient(self, plus: Made, minus: Made, p: Tensor, n: Tensor | None = None) -> Tensor:
-        """Of the positive x w times p and the negative ones times n."""
-        above = _back(plus(), p) if n is None else _back(plus(), p).add_(_back(minus(), n))
-        if self.place.positive:
-            return above
-        below = _back(minus(), p) if n is None else _back(minus(), p).add_(_back(plus(), n))
-        return torch.where(self.x > 0, above, below)
+    def _both(self, back: Callable[[bool], Tensor]) -> Tensor:
+        """back(True) where x is positive, back(False) elsewhere."""
+        above = back(True)
+        return above if self.place.positive else torch.where(self.x > 0, above, back(False))
 
-    def _share(
-        self, R: Tensor, factor: float, z: Tensor, bias: Tensor | None, epsilon: float, included: bool = False
-    ) -> Tensor:
-        """What each summand gets of factor * R, per unit. z is overwritten; included: it has the bias."""
-        z = z if bias is None or included else z.add_(bias)
-        lost = 0 if self.absorbed is None else factor * withheld(R, z, epsilon)
-        shared = per_unit_(R, z, epsilon)
-        shared = shared if factor == 1 else shared.mul_(factor)
+    def _share(self, R: Tensor, z: Tensor, bias: Tensor | None, epsilon: Any, mixed: bool = False) -> Tensor:
+        """What each summand of z gets of R, per unit. bias: the part of z that is no input's. mixed: z may be
+        negative; else it is not, where R is not 0."""
+        lost = 0 if self.absorbed is None else withheld(R, z, epsilon)
+        shared = per_unit(R, z, epsilon) if mixed else _threshold_backward(R / (z + epsilon), z, 0)
         absorb(self.absorbed, lambda: (0 if bias is None else bias * shared, lost))
         return shared
+
+
+def _for_native(*tensors: Tensor) -> bool:
+    return all(kernels.is_native(x) and x.is_contiguous() and not x.is_neg() for x in tensors)
 
 
 def _through(steps: Iterable[LinearMap], value: Tensor) -> Tensor:
@@ -340,13 +424,12 @@ def safe(x: Tensor) -> Tensor:
     return torch.where(x.abs() < smallest, torch.full_like(x, smallest).copysign(x), x)
 
 
-def per_unit_(R: Tensor, z: Tensor, epsilon: float) -> Tensor:
-    """R / (z + epsilon * sign(z)), in the memory of z; 0 where z is 0 and has nothing to share R among."""
-    zero = z == 0
-    return torch.div(R, z.add_(z.sign(), alpha=epsilon), out=z).masked_fill_(zero, 0)
+def per_unit(R: Tensor, z: Tensor, epsilon: Any) -> Tensor:
+    """R / (z + epsilon * sign(z)); 0 where z is 0 and has nothing to share R among."""
+    return torch.where(z == 0, 0, R / (z + z.sign().mul_(epsilon)))
 
 
-def withheld(R: Tensor, z: Tensor, epsilon: float) -> Tensor:
+def withheld(R: Tensor, z: Tensor, epsilon: Any) -> Tensor:
     """What the stabiliser keeps of R: R * epsilon / (|z| + epsilon); all of it where z is 0."""
     return torch.where(z == 0, R, R * epsilon / (z.abs() + epsilon))
 
@@ -355,7 +438,9 @@ def stabilised(
     c: Tensor, z: Tensor, epsilon: float, absorbed: Absorbed | None, constant: Callable[[], Tensor]
 ) -> Tensor:
     """c * z / (z + epsilon * sign(z)); 0 where z is 0, whose relevance is 0 too. constant: of z, its bias."""
-    if epsilon:
+    if epsilon and _for_native(c, z):
+        shared = native.stabilised(c, z, epsilon)
+    elif epsilon:
         size = wide(z).abs()
         shared = size.div_(size + epsilon).mul_(c).to(c.dtype)
     else:

@@ -158,8 +158,9 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
     found: list[Op] = []
 
     def look(op: Op, R: Tensor) -> None:
-        relevance = R if op.facts.after else op.output.double() * R  # see rules.relevance._unless_merged
-        if not found and float(relevance.double().sum().abs()) > bound:
+        layer = op.facts.part_of or op
+        within = op in (layer, *layer.facts.after)[:-1]  # R is relevance / the output of the whole
+        if not found and not within and float((op.output.double() * R).sum().abs()) > bound:
             found.append(readers.get(id(op), op))
         readers.update((id(source), op) for source in op.sources if id(source) not in readers)
 

@@ -33,7 +33,7 @@ from rectgrad.ops.arguments import Slot
 _NAME = "class layer"
 _JOINS = ("add", *ops.FAMILIES["cat"].split())
 _CARRIERS = ("max_pool", "avg_pool", "pad", "add", "cat")
-_READS = ("shapes", "output", "all")  # the least first
+_READS = ("shapes", "output", "inputs", "all")  # the least first
 _PLAIN = Rule(lambda op, R: op.vjp(R), "plain")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops.RECTIFIERS, _PLAIN),

@@ -14,7 +14,7 @@ from rectgrad.engine.op import Op, first
 from rectgrad.engine.recorder import linear_op
 from rectgrad.engine.torch_private import map_tensors, tensors_in
 from rectgrad.kernels.linear_ops import Scale
-from rectgrad.kernels.relevance_ops import Layer
+from rectgrad.kernels.relevance_ops import Composite, Layer
 from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -108,8 +108,8 @@ def _is_part(op: Op, layer: Op, after: bool) -> bool:
     return op.family in ("add", "mul", "div") and op.name != "rdiv"
 
 
-def layer_of(op: Op) -> Layer:
-    """A layer in a backward pass."""
+def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
+    """A layer in a backward pass. c: relevance / the output of the whole."""
     facts, bias = op.facts, _bias(op)
 
     def made(x: Tensor, weight: Tensor) -> Op:
@@ -128,7 +128,7 @@ def layer_of(op: Op) -> Layer:
         return _replayed(op.sources[0], start) if op.sources else start(op.input_shapes[0])
 
     own = op.inputs[0], op.output, bias, op.family, op.argument("groups", 1)
-    return Layer(*own, made, op, facts, op.state.absorbed, at)
+    return Layer(*own, made, op, facts, op.state.absorbed, at, c, composite)
 
 
 def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:

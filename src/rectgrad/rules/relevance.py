@@ -29,9 +29,11 @@ from rectgrad.rules.layers import CONVOLUTIONS, WEIGHTED, layer_of
 
 def lrp_rules(composite: Composite) -> dict[str, Rule]:
     linear = lrp_linear(composite.epsilon)
-    rules: dict[str, Rule] = dict.fromkeys("batch_norm max_pool avg_pool sum add".split(), linear)
+    rules: dict[str, Rule] = dict.fromkeys("max_pool avg_pool sum add".split(), linear)
     activation = Rule(_activation, "lrp_activation")
     rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "unary", "softmax", "log_softmax"), activation)
+    # Models overwrite what a ReLU and a batch norm read and return: to keep it would mean a copy.
+    rules |= {"relu": replace(activation, reads="output"), "batch_norm": replace(linear, reads="inputs")}
     rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
     rules |= {part: _unless_merged(rules[part], composite) for part in ("add", "batch_norm", "mul", "div")}
     rules |= {family: lrp_layer(composite, family in CONVOLUTIONS) for family in WEIGHTED}
@@ -54,7 +56,7 @@ def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rul
     probability. contrastive: less what goes to a unit with the opposite weights there."""
     top = "contrast" if contrastive else "excitation"
     composite = Composite("excitation", "excitation", "excitation", epsilon, top=top)
-    sums, passed = excited_sum(epsilon), Rule(_activation, "excitation")
+    sums, passed = excited_sum(epsilon), Rule(_activation, "excitation", reads="inputs")
     rules = {"sum": sums, "avg_pool": sums, "softmax": Rule(lambda op, R: R, "excitation")}
     rules |= {"add": _unless_merged(sums, composite), "batch_norm": _unless_merged(passed, composite)}
     return lrp_rules(composite) | rules
@@ -78,10 +80,9 @@ def lrp_layer(composite: Composite, convolution: bool) -> Rule:
     plain = lrp_linear(composite.epsilon)
 
     def apply(op: Op, R: Tensor) -> Any:
-        rule = composite.rule(op.facts)
-        if rule == "epsilon":
+        if composite.rule(op.facts) == "epsilon":
             return plain.apply(op, R)
-        return layer_of(op).shared(R, rule, composite).to(R.dtype)
+        return layer_of(op, R, composite).shared().to(R.dtype)
 
     name = composite.convolution if convolution else composite.dense
     return Rule(apply, f"lrp_{name}" + f" (first lrp_{composite.first})" * (composite.first != name))
@@ -89,15 +90,15 @@ def lrp_layer(composite: Composite, convolution: bool) -> Rule:
 
 def _unless_merged(rule: Rule, composite: Composite) -> Rule:
     """A step that belongs to a layer passes relevance on as it is: the layer's rule counts it in. After the
-    layer it passes the relevance itself, not c."""
+    layer it passes c, which is relevance / the output of the whole."""
 
     def apply(op: Op, R: Tensor) -> Any:
         layer = op.facts.part_of
         if layer is None or composite.rule(layer.facts) == "epsilon":
             return rule.apply(op, R)
-        if op in layer.facts.before:
-            return (wide(R) * wide(safe(op.output)) / wide(safe(op.inputs[0]))).to(R.dtype)
-        return R * op.output if op is layer.facts.after[-1] else R
+        if op in layer.facts.after:
+            return R
+        return (wide(R) * wide(safe(op.output)) / wide(safe(op.inputs[0]))).to(R.dtype)
 
     return replace(rule, apply=apply)
 
@@ -109,7 +110,7 @@ def excited_sum(epsilon: float) -> Rule:
         if op.family == "add" and op.data_count == 1:
             return _activation(op, R)
         parts = kernel.positive_summands(op.inputs, op.name)
-        shared = kernel.per_unit_(wide(R * op.output), wide(first(op.call(*parts))), epsilon)
+        shared = kernel.per_unit(wide(R * op.output), wide(first(op.call(*parts))), epsilon)
         grads = op.vjp(shared.to(R.dtype))
         return tuple(torch.where(part == 0, 0, grad) for part, grad in zip(parts, grads, strict=True))
 

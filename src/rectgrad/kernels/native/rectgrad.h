@@ -70,6 +70,22 @@ void rg_scale(const float *variance, const float *weight, double eps, int64_t n,
 void rg_scaled(const float *r, const float *variance, const float *factor, double eps, int64_t planes,
                int64_t channels, int64_t each, float *out, int threads);
 
+/* The relevance c * total of units, total = scale z + shift, and the sum of some of their summands, sign * part + bias.
+   Planes of `each` floats; scale, shift, bias, epsilon and size are numbers for each channel. */
+typedef struct {
+    const float *c, *z, *part, *scale, *shift, *bias, *epsilon, *size;
+    float sign, gamma;
+    int64_t planes, channels, each;
+} sharing;
+
+/* c * total / (sum + epsilon), and 0 where the sum is not positive. With a gamma, the sum is total / size + gamma *
+   sum. With `favoured`, the sum in that is the one of total's sign: `out` is what the weights get, `favoured` what
+   their positive parts get in addition. */
+void rg_share(const sharing *s, float *out, float *favoured, int threads);
+
+/* c * |z| / (|z| + epsilon) */
+void rg_stabilised(const float *c, const float *z, float epsilon, int64_t n, float *out, int threads);
+
 /* Use the thread pool of the OpenMP runtime that is loaded already: a second one would fight it. */
 void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned));
 

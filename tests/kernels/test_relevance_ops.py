@@ -1,0 +1,114 @@
+"""How units share relevance: the native kernels against the formulas, and maps with and without them."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import rectgrad
+from native_levels import LEVELS, close, library, needs_native
+from rectgrad.kernels import native, relevance_ops
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS)
+
+
+def units(seed=0, shape=(2, 5, 7, 3)):
+    """c, z and a sum of some summands, of which some are 0; numbers for each channel."""
+    torch.manual_seed(seed)
+    c, z, part = torch.randn(shape), torch.randn(shape), torch.rand(shape)
+    part[torch.rand(shape) < 0.2] = 0
+    scale, shift = torch.randn(shape[1]), torch.randn(shape[1])
+    bias, epsilon, size = torch.tensor([0, 0.3, 0, 2, 0]), torch.rand(shape[1]) / 10, scale.abs()
+    return (c, z, part), (scale, shift, bias, epsilon, size)
+
+
+def by_channel(numbers):
+    return [number.double().reshape(1, -1, 1, 1) for number in numbers]
+
+
+@needs_native
+@EVERY_LEVEL
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_sum_of_one_sign(level, sign):
+    (c, z, part), numbers = units()
+    scale, shift, bias, epsilon, _ = by_channel(numbers)
+    with mock.patch.object(native, "load", return_value=library(level)):
+        found, none = native.share((c, z, sign * part), numbers, sign)
+    total, s = scale * z + shift, part + bias
+    assert none is None
+    assert (s == 0).any()
+    close(found, torch.where(s > 0, c * total / (s + epsilon), 0))
+
+
+@needs_native
+@EVERY_LEVEL
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_gamma_rule(level, mixed):
+    units_, numbers = units(1)
+    c, z, part = (x.double() for x in units_)
+    scale, shift, bias, epsilon, size = by_channel(numbers)
+    with mock.patch.object(native, "load", return_value=library(level)):
+        found, favoured = native.share(units_, numbers, 1, 0.4, mixed)
+    total = scale * z + shift
+    own, above = total / size, part + bias
+    s = own + 0.4 * (torch.where(own > 0, above, own - above) if mixed else above)
+    share = c * total / (s + epsilon * s.sign())
+    if not mixed:
+        close(found, torch.where(s > 0, share, 0))
+        return
+    close(found, torch.where(own > 0, share, 1.4 * share))
+    close(favoured, 0.4 * torch.where(own > 0, share, -share))
+
+
+@needs_native
+@EVERY_LEVEL
+def test_the_stabiliser(level):
+    torch.manual_seed(0)
+    c, z = torch.randn(3, 40_000), torch.randn(3, 40_000)
+    z[:, ::7] = 0
+    with mock.patch.object(native, "load", return_value=library(level)):
+        found = native.stabilised(c, z, 0.01)
+    close(found, c * z.abs() / (z.abs() + 0.01))
+    assert not found[:, ::7].any()
+
+
+def network():
+    """Layers that a ReLU reads and one that it does not, with scales of either sign in one of them."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 1)
+            self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+
+        def forward(self, x):
+            y = self.norms[0](self.a(x)).relu_()
+            y = self.norms[1](self.b(y))
+            y += x
+            return y.relu_()
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Block(), Block(), nn.Flatten(), nn.LazyLinear(4))
+    model(torch.randn(2, 3, 8, 8))
+    for k, norm in enumerate(each for each in model.modules() if isinstance(each, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, -1.0 if k % 2 else 0.2, 1)
+        nn.init.normal_(norm.bias, 0, 0.3)
+    return model.eval(), torch.randn(2, 3, 8, 8)
+
+
+@needs_native
+@pytest.mark.parametrize("composite", relevance_ops.COMPOSITES)
+def test_maps_are_those_of_the_portable_kernels(composite, monkeypatch):
+    model, x = network()
+    options = {"composite": composite, "epsilon": 1e-3} | (
+        {"low": -5.0, "high": 5.0} if "box" in composite else {}
+    )
+    with mock.patch.object(native, "share", wraps=native.share) as share:
+        found = rectgrad.attribute(model, x, "lrp", target=1, **options)
+    assert share.called is (composite != "epsilon")
+    monkeypatch.setenv("RECTGRAD_KERNELS", "portable")
+    close(
+        found / found.abs().max(),
+        rectgrad.attribute(model, x, "lrp", target=1, **options) / found.abs().max(),
+    )
