@@ -58,8 +58,8 @@ class Explanation:
     def notes(self) -> tuple[str, ...]:
         """The lines under every picture of this map: specificity, caution, class layer and warnings."""
         note = f": {self.specificity_note}" if self.specificity_note else ""
-        rows = zip(self.trace.rows, self.trace.layers(), strict=True)
-        layers = [layer for row, layer in rows if row.rule.endswith("class layer")]
+        gated = [i for i, row in enumerate(self.trace.rows) if row.rule.endswith("class layer")]
+        layers = [self.trace.layers()[i] for i in gated]  # usually none: names are not computed
         return (
             f"Specificity {value_of(self)}{note}.",
             *([f"Class layer: {' and '.join(layers)}."] if layers else []),

@@ -80,12 +80,12 @@ def scheme_of(values: Values, dark: bool = False) -> str:
 def colour(values: Values, name: str | None = None, dark: bool = False) -> Image.Image:
     """Draws the map, one pixel per value."""
     name = name or scheme_of(values, dark)
-    return Image.fromarray(_table(name)[_index(values, name)])
+    return Image.fromarray(_pixels(name, _index(values, name)))
 
 
-def _table(name: str) -> np.ndarray:
-    """A colour table as pixels."""
-    return colours(name).round().astype(np.uint8)
+def _pixels(name: str, index: np.ndarray) -> np.ndarray:
+    """The colours at these indices of a table, (H, W, 3)."""
+    return np.take(colours(name).round().astype(np.uint8), index, axis=0)  # a quarter of the time of [index]
 
 
 def _index(values: Values, name: str) -> np.ndarray:
@@ -108,7 +108,7 @@ def overlay(
     # Weak values are transparent rather than pale, because a pale tint would only fog the photo.
     strong = np.sign(capped) * (0.5 + 0.5 * weight)
     index = np.clip((strong + 1) / 2 if name.startswith("signed") else strong, 0, 1) * 255
-    tint = Image.fromarray(_table(name)[index.round().astype(np.intp)])
+    tint = Image.fromarray(_pixels(name, index.round().astype(np.intp)))
     pale = Image.blend(photo.convert("L").convert("RGB"), photo.convert("RGB"), 0.25)
     contrast, white = (0.44, 0) if name.endswith("dark") else (0.55, 0.45 * 255)
     pale = pale.point([round(contrast * value + white) for value in range(256)] * 3)

@@ -96,7 +96,8 @@ def sheet(
     return page
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+@functools.lru_cache(maxsize=256)  # the sheets of a folder have the same few notes
+def _wrapped(text: str, width: int) -> tuple[str, ...]:
     """Wraps the text into lines that fit."""
     lines = [""]
     for word in text.split():
@@ -105,7 +106,7 @@ def _wrapped(text: str, width: int) -> list[str]:
             lines.append(word)
         else:
             lines[-1] = longer
-    return lines
+    return tuple(lines)
 
 
 def _scaled(panel: Panel, height: int) -> Panel:
