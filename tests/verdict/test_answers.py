@@ -14,7 +14,7 @@ def column(mean):
 
 
 def judged(values, methods, controls=("edges",), measure="insertion_blur", **extra):
-    verdict = {"pairs": table.pairs(measure, values, 0), "table": {measure: table.cells(values, 0), **extra}}
+    verdict = {"pairs": table.pairs({measure: values}, 0), "table": {measure: table.cells(values, 0), **extra}}
     verdict["ranks"] = table.ranks([*methods, *controls], verdict["table"], verdict["pairs"])
     verdict["answers"] = answers.answers(methods, controls, verdict)
     return verdict
@@ -22,7 +22,7 @@ def judged(values, methods, controls=("edges",), measure="insertion_blur", **ext
 
 def test_pairs_are_paired_and_corrected():
     values = {"good": column(0.3), "bad": column(0), "edges": column(0)}
-    first, second, third = table.pairs("insertion_blur", values, 0)
+    first, second, third = table.pairs({"insertion_blur": values}, 0)
     assert (first["a"], first["b"], first["better"]) == ("good", "bad", "good")
     assert first["low"] <= first["difference"] <= first["high"]
     assert first["high"] - first["low"] < 0.2  # the spread of the photos cancels
@@ -33,14 +33,14 @@ def test_pairs_are_paired_and_corrected():
 
 
 def test_lower_is_better_for_deletion():
-    pairs = table.pairs("deletion_blur", {"a": column(0), "b": column(0.3)}, 0)
+    pairs = table.pairs({"deletion_blur": {"a": column(0), "b": column(0.3)}}, 0)
     assert pairs[0]["better"] == "a"
 
 
 def test_photos_that_one_method_lacks_are_left_out():
     short = column(0.3)
     short[8:] = np.nan
-    (pair,) = table.pairs("insertion_blur", {"a": short, "b": column(0)}, 0)
+    (pair,) = table.pairs({"insertion_blur": {"a": short, "b": column(0)}}, 0)
     assert pair["n"] == 8
 
 

@@ -36,7 +36,7 @@ CONTROLS = ["random", "edges", "centre", "brightness"]
 
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
-    monkeypatch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows: self)
+    monkeypatch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows, measures: self)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def network(photos):
 @pytest.fixture(scope="module")
 def verdict(photos, network):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows: self)
+        patch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows, measures: self)
         return rectgrad.judge(network, photos, ["rectgrad", "gradcam", "integrated_gradients"], preset=SMALL)
 
 

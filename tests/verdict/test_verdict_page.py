@@ -14,6 +14,7 @@ from PIL import Image
 from rectgrad import cli
 from rectgrad.verdict import presets
 from rectgrad.verdict.page.measure_cards import number
+from rectgrad.verdict.record import read
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_model.py'}:tiny"
 COUNTS = {
@@ -51,7 +52,7 @@ def call(folder):
     def run(*arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(presets.PRESETS, "quick", SMALL)
-            patch.setattr(presets.Preset, "enough", lambda self, rows: self)
+            patch.setattr(presets.Preset, "enough", lambda self, rows, measures: self)
             patch.chdir(folder)
             patch.setattr(sys, "argv", ["rectgrad", "judge", *arguments])
             with pytest.raises(SystemExit) as stopped:
@@ -70,7 +71,7 @@ def status(call):
 
 @pytest.fixture(scope="module")
 def record(status, folder):
-    return json.loads((folder / "out" / "verdict.json").read_text())
+    return read(folder / "out" / "verdict.json")
 
 
 @pytest.fixture(scope="module")
