@@ -84,7 +84,10 @@ class Verdict:
         n, methods = self.record["photos"]["n"], self.record["methods"]
         order = [row for row in self.ranks["order"] if row in methods]
         said = [f"  {q}: {a if isinstance(a, str) else ', '.join(a)}" for q, a in self.answers.items()]
-        head = f"Verdict on {self.record['model']}: {len(order)} methods, {n} photo{'s' if n != 1 else ''}"
+        counts = ", ".join(
+            f"{k} {what}{'s' if k != 1 else ''}" for k, what in ((len(order), "method"), (n, "photo"))
+        )
+        head = f"Verdict on {self.record['model']}: {counts}"
         return "\n".join([head, f"  order: {', '.join(order)}", *said])
 
 
