@@ -49,7 +49,7 @@ def paths(tmp_path):
         tmp_path,
         "cnn-0",
         {"saliency": 0.2, "rectgrad": 0.5, "edges": 0.1},
-        [pair("saliency", "rectgrad", "rectgrad"), pair("rectgrad", "edges", None)],
+        [pair("saliency", "rectgrad", "rectgrad"), pair("rectgrad", "edges", "rectgrad")],
         ["rectgrad"],
     )
     second = verdict(
@@ -69,7 +69,7 @@ def test_mean_range_and_wins_over_networks(script, paths):
         "road": {
             "saliency": {"mean": 0.3, "low": 0.2, "high": 0.4, "networks": 2, "better": 1, "worse": 1},
             "rectgrad": {"mean": 0.4, "low": 0.3, "high": 0.5, "networks": 2},
-            "edges": {"mean": 0.1, "low": 0.1, "high": 0.1, "networks": 1, "better": 0, "worse": 0},
+            "edges": {"mean": 0.1, "low": 0.1, "high": 0.1, "networks": 1, "better": 0, "worse": 1},
         },
         "gini": {"rectgrad": {"mean": 0.4, "low": 0.3, "high": 0.5, "networks": 2}},
     }

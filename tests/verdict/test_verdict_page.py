@@ -105,6 +105,14 @@ def test_the_page_has_every_row_and_number(record, page):
     assert "not an image, or not in a supported format" in page
 
 
+def test_the_page_says_next_to_a_question_that_photos_are_too_few(record, page):
+    said = [each for each in record["failures"] if each["kind"] == "question"]
+    assert '"where"' in [each["what"] for each in said]
+    answers = page[page.index("Which method for which question") : page.index("What these numbers do not")]
+    assert all(each["why"] in answers for each in said)
+    assert page.count(said[0]["why"]) == len([each for each in said if each["why"] == said[0]["why"]])
+
+
 def test_the_page_needs_nothing_else(page):
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page)
     assert "<script" not in page

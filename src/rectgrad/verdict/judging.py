@@ -158,7 +158,9 @@ def judged(
     several = [row for own in variants.values() for row in own]
     tuned = run(case, several, parts, engine, progress)
     record["matched"] = _matched(case, variants, columns(case, tuned))
-    record["failures"] = shown.broken + failures(case, rows, computed) + answers.too_few(record)
+    record["failures"] = (
+        shown.broken + failures(case, [*rows, *several], computed | tuned) + answers.too_few(record)
+    )
     record["disagreements"] = disagreements([row.name for row in rows if not row.control], computed)
     record["costs"] = costs(case, rows, parts) if measures == "all" else {}
     record["times"] = times(computed | tuned)
