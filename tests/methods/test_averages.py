@@ -14,8 +14,8 @@ from networks import NETWORKS
 from rectgrad import ExpectedGradients, IntegratedGradients, Saliency, SmoothGrad
 from rectgrad.engine import points as copies
 from rectgrad.kernels import device
-from rectgrad.kernels.draws import bytes_of, generator_of
 from rectgrad.methods import Method, averages
+from reference.noise import noise_of
 
 AVERAGES = {
     "smoothgrad": lambda over: SmoothGrad(over, samples=9),
@@ -106,12 +106,29 @@ def test_smoothgrad_by_hand(small):
     spread = 0.2 * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))
     total = torch.zeros_like(x)
     for j in range(20):
-        own = [generator_of(b"7", str(j).encode(), bytes_of(each.float())) for each in x]
-        noise = torch.stack([torch.randn(3, 8, 8, generator=generator) for generator in own])
+        noise = torch.stack([noise_of((each,), 7, j)[0] for each in x]).float()
         noisy = (x + spread * noise).requires_grad_()
         score = model(noisy).gather(1, target[:, None]).sum()
         total += torch.autograd.grad(score, noisy)[0] / 20
     assert_close(rectgrad.attribute(model, x, "smoothgrad", samples=20, noise=0.2, seed=7), total)
+
+
+def test_smoothgrad_of_several_inputs_by_hand():
+    """Every tensor of a tuple has its own noise and value range; a sample alone has the same map."""
+    model, inputs = NETWORKS["two_inputs"](1)
+    method = SmoothGrad(samples=6, noise=0.2, seed=3)
+    maps = rectgrad.attribute(model, inputs, method)
+    for i, sample in enumerate(zip(*inputs, strict=True)):
+        total = [torch.zeros_like(x[None]) for x in sample]
+        for j in range(6):
+            noise = noise_of([x.float() for x in sample], 3, j)
+            moved = [x + 0.2 * (x.max() - x.min()) * e for x, e in zip(sample, noise, strict=True)]
+            noisy = [x[None].requires_grad_() for x in moved]
+            found = torch.autograd.grad(model(*noisy)[0], noisy)
+            total = [a + b / 6 for a, b in zip(total, found, strict=True)]
+        assert_close(tuple(m[i : i + 1] for m in maps), tuple(total), 1e-6)
+        alone = rectgrad.attribute(model, tuple(x[None] for x in sample), method)
+        assert_close(tuple(m[i : i + 1] for m in maps), alone, 1e-9)
 
 
 @pytest.mark.parametrize("quadrature", ["trapezoid", "right"])

@@ -8,6 +8,8 @@ from scipy.ndimage import gaussian_filter
 from torch import nn
 
 from rectgrad import metrics
+from rectgrad.metrics import curves
+from rectgrad.metrics.scores import Scores
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
@@ -35,6 +37,25 @@ def test_the_score_is_the_output_of_the_target(curve):
         assert torch.equal(curve(MODEL, INPUTS, MAPS, target, steps=7), expected)
         in_parts = curve(MODEL, INPUTS, MAPS, target, steps=7, batch_size=3)
         torch.testing.assert_close(in_parts, expected)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 64, 100])  # of 64 pixels
+@pytest.mark.parametrize("clean_last", [True, False])
+def test_known_ends_are_not_evaluated_again(steps, clean_last):
+    order = curves.pixel_order("curve", INPUTS, MAPS)
+    start, end = torch.zeros_like(INPUTS), INPUTS
+    evaluated = []
+
+    def scores():
+        return Scores(lambda x: evaluated.append(len(x)) or MODEL(x), 2, len(INPUTS))
+
+    expected = curves.curve(scores(), start, end, order, steps, clean_last)
+    assert len(evaluated) == steps + 1
+    evaluated.clear()
+    ends = MODEL(start)[:, 2].detach(), MODEL(end)[:, 2].detach()
+    assert torch.equal(curves.curve(scores(), start, end, order, steps, clean_last, ends), expected)
+    counts = [k * 64 // steps for k in range(steps + 1)]
+    assert len(evaluated) == len([n for n in counts if 0 < n < 64])
 
 
 @CURVES

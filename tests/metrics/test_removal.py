@@ -6,7 +6,11 @@ import torch
 from torch import nn
 
 from rectgrad import metrics
+from rectgrad.metrics import removal
+from rectgrad.metrics.curves import pixel_order
+from rectgrad.metrics.draws import Draws
 from rectgrad.metrics.imputation import linear_imputation
+from rectgrad.metrics.scores import Scores
 from reference import metrics as slow
 
 torch.manual_seed(0)
@@ -186,3 +190,40 @@ def test_errors_restate_the_call(message):
     with pytest.raises(ValueError) as error:
         ERRORS[message]()
     assert message in str(error.value)
+
+
+def answered(photos=slice(None), size=None):
+    """The answers for some of the photos, with the noise that they have among all."""
+    rank, random = pixel_order("road", INPUTS, MAPS), Draws(INPUTS, 0)
+    noise = [0.1 * random.normal(3, 8, 8)[photos] for _ in range(5)]
+    inputs = INPUTS[photos]
+    scores = Scores(MODEL, MODEL(inputs).argmax(1), len(inputs), size)
+    return removal.answers(scores, inputs, rank[photos], (0.1, 0.3, 0.5, 0.7, 0.9), noise)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_answers_do_not_depend_on_chunks(size):
+    whole, parts = answered(), [answered(slice(0, 1)), answered(slice(1, 4))]
+    for k in range(2):
+        torch.testing.assert_close(torch.cat([part[k] for part in parts]), whole[k], rtol=0, atol=1e-5)
+        torch.testing.assert_close(answered(size=size)[k], whole[k], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [2, 5, 100])
+@pytest.mark.parametrize("size", [None, 3])
+def test_masks_that_are_solved_together_give_the_same_answers(monkeypatch, together, size):
+    """As on a GPU."""
+    expected = answered(size=size)
+    monkeypatch.setattr(removal, "_together", lambda inputs: together)
+    solved = []
+
+    def counted(images, removed):
+        solved.append(len(images))
+        return linear_imputation(images, removed)
+
+    monkeypatch.setattr(removal, "linear_imputation", counted)
+    found = answered(size=size)
+    assert sum(solved) == 5 * len(INPUTS)
+    assert max(solved) == min(together * (size or 4), 5 * 4)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

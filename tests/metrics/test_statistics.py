@@ -59,13 +59,26 @@ def test_equal_methods_have_no_difference():
 
 
 def test_sign_flips_agree_with_the_exact_test():
+    """All signs are tried where they are few; random ones come close."""
     differences = RANDOM.normal(0.5, 1, size=(10, 4))
-    found = statistics.sign_flip_test(differences, draws=50_000)
+    differences[3:5, 3] = np.nan
+    found = statistics.sign_flip_test(differences, draws=128)  # of 512
+    drawn = statistics.sign_flip_test(np.concatenate([differences, np.zeros((30, 4))]), draws=50_000)
     for k in range(4):
+        own = differences[:, k]
         exact = stats.permutation_test(
-            (differences[:, k],), np.mean, permutation_type="samples", n_resamples=np.inf
+            (own[~np.isnan(own)],), np.mean, permutation_type="samples", n_resamples=np.inf
         ).pvalue
-        assert found[k] == pytest.approx(exact, abs=0.01)
+        assert found[k] == pytest.approx(exact, rel=1e-9)
+        assert drawn[k] == pytest.approx(exact, abs=0.01)
+        assert drawn[k] != found[k]
+
+
+@pytest.mark.parametrize("photos", [1, 2, 7, 17])
+def test_photos_that_all_agree_have_the_smallest_exact_p(photos):
+    values = RANDOM.uniform(0.1, 1, size=(photos, 2)) * [1, -1]
+    for seed in range(3):
+        assert statistics.sign_flip_test(values, seed=seed).tolist() == [2.0 ** (1 - photos)] * 2
 
 
 def test_holm():

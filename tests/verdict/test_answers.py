@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
+from rectgrad.metrics import statistics
 from rectgrad.verdict import answers, table
+from rectgrad.verdict.presets import PRESETS, least_photos
 
-RANDOM = np.random.default_rng(0)
-PHOTOS = RANDOM.normal(size=20)  # photos differ more than methods do
+RANDOM = np.random.default_rng(1)
+PHOTOS = np.random.default_rng(0).normal(size=20)  # photos differ more than methods do
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_whatever_ran_before():
+    RANDOM.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 def column(mean):
@@ -14,7 +21,10 @@ def column(mean):
 
 
 def judged(values, methods, controls=("edges",), measure="insertion_blur", **extra):
-    verdict = {"pairs": table.pairs(measure, values, 0), "table": {measure: table.cells(values, 0), **extra}}
+    verdict = {
+        "pairs": table.pairs({measure: values}, 0),
+        "table": {measure: table.cells(values, 0), **extra},
+    }
     verdict["ranks"] = table.ranks([*methods, *controls], verdict["table"], verdict["pairs"])
     verdict["answers"] = answers.answers(methods, controls, verdict)
     return verdict
@@ -22,7 +32,7 @@ def judged(values, methods, controls=("edges",), measure="insertion_blur", **ext
 
 def test_pairs_are_paired_and_corrected():
     values = {"good": column(0.3), "bad": column(0), "edges": column(0)}
-    first, second, third = table.pairs("insertion_blur", values, 0)
+    first, second, third = table.pairs({"insertion_blur": values}, 0)
     assert (first["a"], first["b"], first["better"]) == ("good", "bad", "good")
     assert first["low"] <= first["difference"] <= first["high"]
     assert first["high"] - first["low"] < 0.2  # the spread of the photos cancels
@@ -32,15 +42,72 @@ def test_pairs_are_paired_and_corrected():
     assert third["photos_needed"] > 20 >= first["photos_needed"]
 
 
+def test_the_correction_is_over_all_pairs_in_all_measures():
+    """Holm's method by hand. Descriptions, which have no better side, are not compared."""
+    measures = ("insertion_blur", "deletion_mean", "specificity", "gini")
+    steps = {"insertion_blur": 0.3, "deletion_mean": -0.06, "specificity": 0.05, "gini": 0.3}
+    values = {m: {"a": column(steps[m]), "b": column(0), "c": column(0)} for m in measures}
+    found = table.pairs(values, 0)
+    assert [(p["measure"], p["a"], p["b"]) for p in found] == [
+        (m, a, b) for m in measures[:3] for a, b in (("a", "b"), ("a", "c"), ("b", "c"))
+    ]
+    p_values = []
+    for pair in found:
+        rows = values[pair["measure"]]
+        difference = rows[pair["a"]] - rows[pair["b"]]
+        p_values.append(float(statistics.sign_flip_test(difference, seed=0)[0]))
+        assert pair["p"] == p_values[-1]
+        assert pair["difference"] == pytest.approx(difference.mean())
+    order, largest, corrected = sorted(range(9), key=lambda i: p_values[i]), 0.0, {}
+    for done, i in enumerate(order):
+        largest = max(largest, min(1.0, (9 - done) * p_values[i]))
+        corrected[i] = largest
+    assert [pair["holm"] for pair in found] == pytest.approx([corrected[i] for i in range(9)])
+    for pair in found:
+        larger, smaller = (pair["a"], pair["b"]) if pair["difference"] > 0 else (pair["b"], pair["a"])
+        wins = smaller if pair["measure"] == "deletion_mean" else larger
+        assert pair["better"] == (wins if pair["holm"] < 0.05 else None)
+    alone = {m: table.pairs({m: values[m]}, 0) for m in measures[:3]}
+    milder = [pair["holm"] for own in alone.values() for pair in own]
+    assert all(a <= pair["holm"] for a, pair in zip(milder, found, strict=True))
+    assert any(a < 0.05 <= pair["holm"] for a, pair in zip(milder, found, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "measures"), [(8, 20), (5, 3), (27, 22)])
+def test_enough_photos_for_the_correction(rows, measures):
+    """With the photos of `enough`, a difference in which all agree is significant, whatever the seed; far
+    fewer photos cannot be enough, and the verdict says so."""
+    preset = PRESETS["quick"].enough(rows, measures)
+    tests = rows * (rows - 1) // 2 * measures
+    assert preset.evaluated == preset.costly == preset.composites
+    unanimous = RANDOM.uniform(0.1, 1, size=(preset.evaluated, 1))
+    draws = max(20_000, table.FINE * tests)
+    assert all(tests * statistics.sign_flip_test(unanimous, draws, seed)[0] < 0.05 for seed in range(3))
+    least = least_photos(tests)
+    assert least <= preset.evaluated
+    assert tests * 2.0 ** (1 - least) < 0.05 <= tests * 2.0 ** (2 - least)
+
+
+@pytest.mark.parametrize(("photos", "few"), [(6, True), (7, False)])
+def test_too_few_photos_are_said(photos, few):
+    """Of three pairs: 3 / 2^6 is below 0.05, 3 / 2^5 is not."""
+    values = {name: column(mean)[:photos] for name, mean in (("a", 3.0), ("b", 1.0), ("edges", -1.0))}
+    verdict = judged(values, ["a", "b"])
+    said = answers.too_few(verdict)
+    assert (verdict["answers"]["where"] == "inconclusive") == few
+    why = "6 photos are too few: with 3 comparisons, 7 or more are needed"
+    assert said == ([{"kind": "question", "what": '"where"', "why": why}] if few else [])
+
+
 def test_lower_is_better_for_deletion():
-    pairs = table.pairs("deletion_blur", {"a": column(0), "b": column(0.3)}, 0)
+    pairs = table.pairs({"deletion_blur": {"a": column(0), "b": column(0.3)}}, 0)
     assert pairs[0]["better"] == "a"
 
 
 def test_photos_that_one_method_lacks_are_left_out():
     short = column(0.3)
     short[8:] = np.nan
-    (pair,) = table.pairs("insertion_blur", {"a": short, "b": column(0)}, 0)
+    (pair,) = table.pairs({"insertion_blur": {"a": short, "b": column(0)}}, 0)
     assert pair["n"] == 8
 
 

@@ -11,7 +11,9 @@ from torch import nn
 import rectgrad
 from planted import PatchNet, Shown, pictures
 from rectgrad.methods import Method
+from rectgrad.verdict.matched import VARIANTS, Matched, matched_rows
 from rectgrad.verdict.presets import PRESETS
+from rectgrad.verdict.rows import rows_of
 from tiny_model import tiny
 
 SMALL = replace(
@@ -36,7 +38,7 @@ CONTROLS = ["random", "edges", "centre", "brightness"]
 
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
-    monkeypatch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows: self)
+    monkeypatch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows, measures: self)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def network(photos):
 @pytest.fixture(scope="module")
 def verdict(photos, network):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows: self)
+        patch.setattr("rectgrad.verdict.presets.Preset.enough", lambda self, rows, measures: self)
         return rectgrad.judge(network, photos, ["rectgrad", "gradcam", "integrated_gradients"], preset=SMALL)
 
 
@@ -98,7 +100,10 @@ def test_every_measure_has_methods_and_controls_with_the_counts_of_the_preset(ve
         assert list(cells) == rows
         assert tuple(cells[row]["n"] for row in rows[:3]) == expected, measure
         assert all(cell["low"] <= cell["mean"] <= cell["high"] for cell in cells.values())
-    assert verdict.failures == []
+    assert [(each["kind"], each["what"]) for each in verdict.failures] == [
+        ("question", f'"{question}"') for question in verdict.answers
+    ]
+    assert all("are too few" in each["why"] for each in verdict.failures)
     assert set(verdict.answers) == {"where", "why this class", "how much"}
 
 
@@ -215,7 +220,8 @@ def test_networks_with_probabilities_or_in_training_mode():
     found = rectgrad.judge(
         network.eval(), torch.randn(5, 3, 8, 8), ["saliency"], measures="deletion_mean", preset=SMALL
     )
-    assert ["look like probabilities" in each["why"] for each in found.failures] == [True]
+    assert [each["kind"] for each in found.failures] == ["network", "question"]
+    assert "look like probabilities" in found.failures[0]["why"]
 
 
 def test_a_single_output():
@@ -274,6 +280,32 @@ def test_matched_comparisons_have_equal_steps(verdict):
     cut = verdict.record["matched"]["times input, positive part, same Gini index"]["table"]["gini"]
     assert all(cell["n"] == 4 for cell in cut.values())
     assert min(cell["mean"] for cell in cut.values()) > 0.5
+
+
+def test_every_leader_is_in_every_matched_comparison(photos, network):
+    """The padding trick is a method's own where it has one: a class gate cannot run from its rules alone."""
+    methods = ["rectgrad_gated", "saliency", "gradcam"]
+    found = rectgrad.judge(network, photos, methods, measures="insertion_blur", preset=SMALL)
+    for variant, own in found.record["matched"].items():
+        assert set(own["table"]["insertion_blur"]) == set(methods), variant
+    rows = {row.name: row for row in rows_of(methods, SMALL, 0) if not row.control}
+    padded = matched_rows(list(rows.values()), {})["times input, positive part, padding trick"]
+    gated, saliency, gradcam = (row.method.over for row in padded)
+    assert (gated.padding_trick, gated.gate, gated.positive_only) == (True, "class", False)
+    assert "conv" in saliency.rules()
+    assert "conv" not in rows["saliency"].method.rules()
+    assert gradcam == rows["gradcam"].method
+
+
+def test_what_fails_in_matched_comparisons_is_said(photos, network, monkeypatch):
+    def refused(self, maps, inputs):
+        raise ValueError("no such steps")
+
+    monkeypatch.setattr(Matched, "processed", refused)
+    found = rectgrad.judge(network, photos, ["saliency"], measures="insertion_blur", preset=SMALL)
+    said = {each["what"]: each["why"] for each in found.failures if each["kind"] == "method"}
+    assert said == {f"saliency: {variant}": "no such steps" for variant in VARIANTS}
+    assert found.record["matched"] == {}
 
 
 def test_saved_files_and_representation(verdict, tmp_path):

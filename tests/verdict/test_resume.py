@@ -15,7 +15,7 @@ from planted import PatchNet, pictures
 from rectgrad.verdict.presets import PRESETS
 from rectgrad.verdict.work import Photos
 
-TIMES = ("seconds", "costs", "environment")
+TIMES = ("seconds", "costs", "environment", "times")
 COUNTS = {
     "photos": 5,
     "evaluated": 3,

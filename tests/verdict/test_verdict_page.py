@@ -14,6 +14,7 @@ from PIL import Image
 from rectgrad import cli
 from rectgrad.verdict import presets
 from rectgrad.verdict.page.measure_cards import number
+from rectgrad.verdict.record import read
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_model.py'}:tiny"
 COUNTS = {
@@ -51,7 +52,7 @@ def call(folder):
     def run(*arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(presets.PRESETS, "quick", SMALL)
-            patch.setattr(presets.Preset, "enough", lambda self, rows: self)
+            patch.setattr(presets.Preset, "enough", lambda self, rows, measures: self)
             patch.chdir(folder)
             patch.setattr(sys, "argv", ["rectgrad", "judge", *arguments])
             with pytest.raises(SystemExit) as stopped:
@@ -70,7 +71,7 @@ def status(call):
 
 @pytest.fixture(scope="module")
 def record(status, folder):
-    return json.loads((folder / "out" / "verdict.json").read_text())
+    return read(folder / "out" / "verdict.json")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,14 @@ def test_the_page_has_every_row_and_number(record, page):
     for claim in record["claims"]:
         assert claim in unescape(page)
     assert "not an image, or not in a supported format" in page
+
+
+def test_the_page_says_next_to_a_question_that_photos_are_too_few(record, page):
+    said = [each for each in record["failures"] if each["kind"] == "question"]
+    assert '"where"' in [each["what"] for each in said]
+    answers = page[page.index("Which method for which question") : page.index("What these numbers do not")]
+    assert all(each["why"] in answers for each in said)
+    assert page.count(said[0]["why"]) == len([each for each in said if each["why"] == said[0]["why"]])
 
 
 def test_the_page_needs_nothing_else(page):

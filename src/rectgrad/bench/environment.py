@@ -39,8 +39,15 @@ def environment(device: str) -> dict[str, Any]:
         },
         "kernels": kernels(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(Path(word).name for word in sys.argv),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    """The words of the command line, without folders. `python -m NAME` is NAME."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *(Path(word).name for word in sys.argv[1:])])
 
 
 def processor() -> str:

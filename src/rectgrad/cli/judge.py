@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
+import numpy as np
 import typer
 from PIL import Image
 
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
-from rectgrad.data import DATASETS, Dataset
+from rectgrad.data import DATASETS, Dataset, Images
 from rectgrad.explanation import Network
 from rectgrad.models import load
 from rectgrad.verdict import Verdict
@@ -63,18 +63,29 @@ def judge(
     shared.check_choice("--engine", engine, ENGINES)
     settings = PRESETS[preset] if count is None else PRESETS[preset].of_photos(count)
     data = _dataset(images)
-    photos = shared.find_photos(images, out) if data is None else list(map(Image.fromarray, data.test.pixels))
-    known = None if data is None or data.test.masks is None else torch.from_numpy(data.test.masks)
+    # The first images: every k-th one of `shapes`, whose classes alternate, might be of the same class.
+    test = None if data is None else data.test.rows(slice(settings.photos))
+    photos = (
+        shared.find_photos(images, out) if test is None else [Image.fromarray(each) for each in test.pixels]
+    )
     loaded = load(model, weights=weights, labels=labels)
     loaded.module.to(shared.resolve_device(device))
     shared.prepare_output(out)
-    renamed = data is not None and labels is None and len(loaded.labels) == len(data.classes)
-    network = Network.of(loaded, labels=data.classes if data is not None and renamed else None)
-    where = masks if masks is not None else known
-    verdict = judged(network, photos, methods, measures, where, settings, out, engine, seed, progress)
+    # A built-in network with weights of one's own was trained on the dataset if the classes are as many.
+    fits = data is not None and weights is not None and len(data.classes) == len(loaded.labels)
+    network = Network.of(
+        loaded, labels=data.classes if data is not None and fits and labels is None else None
+    )
+    objects = masks if masks is not None or test is None else _masks(test)
+    verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]
     return shared.exit_status(broken, len(photos) > 1)
+
+
+def _masks(images: Images) -> list[Image.Image] | None:
+    """As pictures, which are cropped like the photos."""
+    return None if images.masks is None else [Image.fromarray(np.uint8(255) * each) for each in images.masks]
 
 
 def _dataset(images: list[str]) -> Dataset | None:

@@ -42,17 +42,19 @@ def noisy(inputs: Tensors, noise: float, seed: int) -> Callable[[int], Tensors]:
     scale, keys = [noise * value_range(x) for x in inputs], _keys(inputs, seed)
 
     def point(j: int) -> Tensors:
-        drawn = (normal(keys, j * len(inputs) + i, x.shape[1:]).to(x) for i, x in enumerate(inputs))
+        drawn = (normal(own, j, x.shape[1:]).to(x) for own, x in zip(keys, inputs, strict=True))
         return tuple(x.detach() + s * e for x, s, e in zip(inputs, scale, drawn, strict=True))
 
     return point
 
 
-def _keys(inputs: Tensors, seed: int) -> Tensor:
-    """A 64-bit number for each sample, from the seed and the sample's own values; on the GPU if they are."""
-    first = generators(inputs, seed)(0)
-    keys = torch.tensor([each.initial_seed() for each in first], dtype=torch.int64, device="cpu")
-    return keys.cuda(inputs[0].device) if inputs[0].is_cuda else keys
+def _keys(inputs: Tensors, seed: int) -> list[Tensor]:
+    """For each input, a 64-bit number for each sample, from the seed and the sample's own values; on the GPU
+    if they are. With one key for all inputs, those of different sizes would repeat each other's numbers."""
+    drawing, device = generators(inputs, seed), inputs[0].device
+    seeds = ([each.initial_seed() for each in drawing(i)] for i in range(len(inputs)))
+    keys = [torch.tensor(own, dtype=torch.int64, device="cpu") for own in seeds]
+    return [own.cuda(device) for own in keys] if inputs[0].is_cuda else keys
 
 
 def normal(keys: Tensor, j: int, shape: Sequence[int]) -> Tensor:

@@ -83,10 +83,15 @@ def answers(
     return Road(torch.stack(correct, 1).to(shares.dtype), shares)
 
 
+def _together(inputs: Tensor) -> int:
+    """How many masks are solved at a time."""
+    return max(GPU_VALUES // max(inputs.numel(), 1), 1) if inputs.is_cuda else 1
+
+
 def _imputed(inputs: Tensor, removed: Sequence[Tensor], size: int) -> Iterator[Tensor]:
     """For each mask, the images without its pixels. In chunks, because the solver needs about 20 times the
     memory of the images; on a GPU the masks are solved together, because its kernels are small."""
-    together = max(GPU_VALUES // max(inputs.numel(), 1), 1) if inputs.is_cuda else 1
+    together = _together(inputs)
     for start in range(0, len(removed), together):
         masks = removed[start : start + together]
         many, gone = inputs.repeat(len(masks), *[1] * (inputs.dim() - 1)), torch.cat(list(masks))

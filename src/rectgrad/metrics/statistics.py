@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+EXACT = 4  # times as many signs as would be drawn: as long as all can be tried, they are
 
 
 class Interval(NamedTuple):
@@ -44,17 +45,24 @@ def bootstrap(values: ArrayLike, level: float = 0.95, draws: int = 10_000, seed:
 def sign_flip_test(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Array:
     """Two-sided p-values, one for each column, for paired differences whose mean is 0.
 
-    If two methods do not differ, the sign of each photo's difference is arbitrary: p is the share of random
-    signs whose mean is at least as far from 0 (Fisher's randomisation test). The smallest value is
+    If two methods do not differ, the sign of each photo's difference is arbitrary: p is the share of signs
+    whose mean is at least as far from 0 (Fisher's randomisation test). All signs are tried if that takes at
+    most four times as many as `draws`, and p is exact; else random ones, and the smallest p is
     1 / (draws + 1). Columns without a difference have p = 1.
     """
     given, _ = _columns(differences)
     observed = np.abs(given.sum(0)) * (1 - 1e-9)  # sums of the same numbers may differ by rounding
-    random, reached = np.random.default_rng(seed), np.zeros(given.shape[1])
-    for size in _chunks(draws, len(given)):
-        signs = random.integers(0, 2, (size, len(given))) * 2.0 - 1
-        reached += (np.abs(signs @ given) >= observed).sum(0)
-    return (reached + 1) / (draws + 1)
+    random, reached, photos = np.random.default_rng(seed), np.zeros(given.shape[1]), len(given)
+    every = 2 ** (photos - 1)  # with all signs reversed, a mean is as far from 0: the last sign is fixed
+    exact, done = every <= EXACT * draws, 0
+    for size in _chunks(every if exact else draws, photos):
+        if exact:
+            bits = np.arange(done, done + size)[:, None] >> np.arange(photos) & 1
+        else:
+            bits = random.integers(0, 2, (size, photos))
+        reached += (np.abs((bits * 2.0 - 1) @ given) >= observed).sum(0)
+        done += size
+    return reached / every if exact else (reached + 1) / (draws + 1)
 
 
 def holm(p: ArrayLike) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rectgrad.explanation.trust import LOW
 from rectgrad.verdict.measures import MEASURES, QUESTIONS, WHY
+from rectgrad.verdict.presets import least_photos
 
 Json = dict[str, Any]
 INCONCLUSIVE = "inconclusive"
@@ -44,6 +45,18 @@ def unspecific(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
     """Whether the map of a class that the network rules out is nearly the same."""
     cell = table.get("specificity", {}).get(row)
     return cell is not None and cell["mean"] < LOW
+
+
+def too_few(verdict: Json) -> list[dict[str, str]]:
+    """Questions for which there are so few photos that no difference can be significant."""
+    found, tests = [], len(verdict["pairs"])
+    for question in QUESTIONS:
+        photos = [p["n"] for p in verdict["pairs"] if MEASURES[p["measure"]].question == question]
+        if photos and max(photos) < least_photos(tests):
+            few = f"{max(photos)} {'grids of photos' if question == WHY else 'photos'} are too few"
+            why = f"{few}: with {tests} comparisons, {least_photos(tests)} or more are needed"
+            found.append({"kind": "question", "what": f'"{question}"', "why": why})
+    return found
 
 
 def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> list[str]:

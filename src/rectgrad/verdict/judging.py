@@ -84,7 +84,10 @@ class Verdict:
         n, methods = self.record["photos"]["n"], self.record["methods"]
         order = [row for row in self.ranks["order"] if row in methods]
         said = [f"  {q}: {a if isinstance(a, str) else ', '.join(a)}" for q, a in self.answers.items()]
-        head = f"Verdict on {self.record['model']}: {len(order)} methods, {n} photo{'s' if n != 1 else ''}"
+        counts = ", ".join(
+            f"{k} {what}{'s' if k != 1 else ''}" for k, what in ((len(order), "method"), (n, "photo"))
+        )
+        head = f"Verdict on {self.record['model']}: {counts}"
         return "\n".join([head, f"  order: {', '.join(order)}", *said])
 
 
@@ -155,7 +158,9 @@ def judged(
     several = [row for own in variants.values() for row in own]
     tuned = run(case, several, parts, engine, progress)
     record["matched"] = _matched(case, variants, columns(case, tuned))
-    record["failures"] = shown.broken + failures(case, rows, computed)
+    record["failures"] = (
+        shown.broken + failures(case, [*rows, *several], computed | tuned) + answers.too_few(record)
+    )
     record["disagreements"] = disagreements([row.name for row in rows if not row.control], computed)
     record["costs"] = costs(case, rows, parts) if measures == "all" else {}
     record["times"] = times(computed | tuned)

@@ -100,13 +100,17 @@ def matched_rows(leaders: Sequence[Row], gini: Mapping[str, float]) -> dict[str,
         for row in leaders:
             base = bare(row.method)
             times = steps.times_input and is_gradient(base)
-            base = Padded(base) if steps.padding and _takes_padding(base) else base
+            base = _padded(base) if steps.padding else base
             method = Matched(base, times, steps.positive, round(target, 3) if steps.cut else None)
             rows.append(Row(f"{row.name}: {variant}", method))
         found[variant] = rows
     return found
 
 
-def _takes_padding(method: Method) -> bool:
+def _padded(method: Method) -> Method:
+    """The method with the padding trick, its own if it has one; unchanged if it takes none."""
+    if any(each.name == "padding_trick" for each in fields(method)):
+        return replace(method, padding_trick=True)  # type: ignore[call-arg]
     one_pass = method.one_backward and method.runs_model
-    return one_pass and is_gradient(method) and "conv" not in method.rules()
+    takes = one_pass and is_gradient(method) and "conv" not in method.rules()
+    return Padded(method) if takes else method

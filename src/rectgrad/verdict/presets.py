@@ -13,6 +13,8 @@ from typing import Any
 from rectgrad.methods import RISE, Method
 from rectgrad.methods.averages import Average
 
+ALPHA = 0.05  # level of significance
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -48,14 +50,10 @@ class Preset:
         return replace(method, **changed)
 
     def enough(self, rows: int, measures: int) -> Preset:
-        """The preset with enough evaluated photos for this many rows and measures.
-
-        If all of n photos agree, the sign-flip test has p = 2^(1 - n). Holm's correction multiplies it by the
-        number of pairs in all measures, so that with too few photos nothing could be significant.
-        """
-        tests = measures * rows * (rows - 1) / 2
-        least = math.ceil(1 + math.log2(max(tests, 1) / 0.035))
-        return replace(self, evaluated=max(self.evaluated, least), costly=max(self.costly, least))
+        """The preset with enough evaluated photos and composites for this many rows and measures."""
+        least = least_photos(measures * rows * (rows - 1) // 2, ALPHA - 0.015)  # some maps may be zero
+        names = ("evaluated", "costly", "composites")
+        return replace(self, **{name: max(getattr(self, name), least) for name in names})
 
     def of_photos(self, count: int) -> Preset:
         """The preset for this many photos. Measures that use all of them still do."""
@@ -71,6 +69,15 @@ class Preset:
         if repeated:
             return self.repeated if is_cheap(method) else self.costly_repeated
         return self.photos if is_cheap(method) else self.costly
+
+
+def least_photos(tests: int, alpha: float = ALPHA) -> int:
+    """The smallest number of photos with which one of this many tests can be significant.
+
+    If all of n photos agree, the sign-flip test has p = 2^(1 - n). Holm's correction multiplies it by the
+    number of tests.
+    """
+    return math.ceil(1 + math.log2(max(tests, 1) / alpha))
 
 
 def is_cheap(method: Method) -> bool:

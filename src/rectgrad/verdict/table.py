@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from rectgrad.metrics import statistics
 from rectgrad.verdict.measures import MEASURES
+from rectgrad.verdict.presets import ALPHA
 
 Array = NDArray[np.float64]
 Json = dict[str, Any]
-ALPHA = 0.05
 FINE = 40  # random signs for each test, so that the smallest p can survive the correction: 1 / 40 < ALPHA
 
 

@@ -60,7 +60,10 @@ def _answers(record: Json) -> str:
     for question, meaning in QUESTIONS.items():
         answer = record["answers"][question]
         if answer == INCONCLUSIVE:
-            said = '<p class="answer open">inconclusive</p>'
+            few = [e["why"] for e in record["failures"] if e["what"] == f'"{question}"']
+            said = '<p class="answer open">inconclusive</p>' + "".join(
+                f"<p>{escape(why)}.</p>" for why in few
+            )
         else:
             names = "".join(f"<b>{escape(name)}</b>" for name in answer)
             said = f'<p class="answer">{names}</p>' + ("<p>Tied for best.</p>" if len(answer) > 1 else "")
@@ -78,7 +81,8 @@ def _claims(record: Json) -> str:
 
 
 def _failures(record: Json) -> str:
-    items = "".join(f"<li><b>{escape(e['what'])}</b>: {escape(e['why'])}</li>" for e in record["failures"])
+    own = [each for each in record["failures"] if each["kind"] != "question"]  # said beside the question
+    items = "".join(f"<li><b>{escape(e['what'])}</b>: {escape(e['why'])}</li>" for e in own)
     return f"<ul>{items}</ul>" if items else ""
 
 
@@ -103,7 +107,8 @@ def _figure(picture: str, name: str) -> str:
 
 def _settings(record: Json) -> str:
     where, preset = record["environment"], record["preset"]
-    device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
+    threads = f"{where['threads']} thread{'s' if where['threads'] != 1 else ''}"
+    device = where["gpu"] or f"{where['cpu']}, {threads}"
     lines = {
         "command": where["command"],
         "versions": f"rectgrad {where['rectgrad']}, torch {where['torch']}, Python {where['python']}",

@@ -76,6 +76,7 @@ def pairs(record: Json) -> str:
     ]
     if not own:
         return ""
+    measures = len({p["measure"] for p in own})
     head = ["measure", "a", "b", "a - b", "95 % interval", "p, Holm", "better", "n", "photos needed"]
     lines = [
         (
@@ -96,7 +97,7 @@ def pairs(record: Json) -> str:
     )
     more = f" The first {LONGEST} of {len(own)}; all are in verdict.json." if len(own) > LONGEST else ""
     return (
-        f"<details><summary>{len(own)} pairs of methods in {len(ranked)} measures</summary>"
+        f"<details><summary>{len(own)} comparisons of two methods in {measures} measures</summary>"
         f"<p>{note}{more}</p>{_table(head, lines)}</details>"
     )
 
