@@ -74,8 +74,10 @@ def kernels() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the running source, with "+" if it was modified. Outside a repository: the value of
-    RECTGRAD_COMMIT, which `code_digest` can verify, or None."""
+    """The commit of the running source, with "+" if it was modified; None outside a repository. A copy of the
+    source says where it comes from by RECTGRAD_COMMIT, which `code_digest` can verify."""
+    if given := os.environ.get("RECTGRAD_COMMIT"):
+        return given
     here = Path(__file__).parent
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
@@ -83,7 +85,7 @@ def commit() -> str | None:
         found = done.stdout.strip()
     except OSError:
         found = ""
-    return found or os.environ.get("RECTGRAD_COMMIT") or None
+    return found or None
 
 
 @functools.cache
