@@ -1,5 +1,5 @@
-"""AttnLRP on language models that were trained here: relevance is conserved, and it goes to the tokens that the
-model reads. In float64, and with embeddings as the input, because token ids have no gradient."""
+"""AttnLRP on language models that were trained here: relevance is conserved, and it goes to the tokens that
+the model reads. In float64, and with embeddings as the input, because token ids have no gradient."""
 
 import functools
 
