@@ -5,7 +5,8 @@ each of their components, and the score of a word is the sum of its values. With
 same lines work: `lambda e: bert(inputs_embeds=e)` is the model, `bert.get_input_embeddings()(ids)` its input,
 and the score of a causal model's next word is the target `lambda out: out.logits[:, -1, word]`.
 
-Prints the words in 24-bit colours, and writes them to words.html. Both models are trained here, in seconds.
+`coloured` is the idea; the rest is data and two models, which are trained here in seconds. Prints the words
+in 24-bit colours, and writes them to words.html.
 
     python examples/text.py
 """
@@ -24,6 +25,20 @@ NEUTRAL = "the film was a story about two men and their dog in paris last year".
 ONE, MANY = "key coin letter book".split(), "keys coins letters books".split()
 WORDS = ["<pad>", *GOOD, *BAD, *NEUTRAL, *ONE, *MANY, "is", "are", "near", "old", "red", "small"]
 LENGTH = 10
+
+
+def coloured(model: nn.Module, tokens: Tensor, answers: list[str], target=None) -> tuple[Tensor, str]:
+    """The idea, in ten lines: one score for each word, (N, T), and the first texts on the colours of their
+    words' scores, printed and as HTML."""
+    embeddings, padding = model.embedding(tokens).detach(), tokens == 0
+    maps = rectgrad.attribute(model, embeddings, "attn_lrp", target, forward_kwargs={"padding": padding})
+    scores, page = maps.sum(2), ""
+    for text, values, answer in zip(tokens[:4], scores.tolist(), answers, strict=False):
+        words = [WORDS[i] for i in text if i]
+        drawn = [*words, f"-> {answer}"], [*values[: len(words)], 0]
+        print(image.words(*drawn))
+        page += image.words_html(*drawn) + "\n"
+    return scores, page
 
 
 def ids(words: list[str]) -> Tensor:
@@ -80,29 +95,18 @@ def trained(model: Reader, data) -> Reader:
     return model.eval()
 
 
-def explained(model: Reader, tokens: Tensor, answers: Tensor, target=None) -> Tensor:
-    """One score for each word: (N, T)."""
-    embeddings, padding = model.embedding(tokens).detach(), tokens == 0
-    right = model(embeddings, padding).argmax(1) == answers
+def print_accuracy(model: Reader, tokens: Tensor, answers: Tensor) -> None:
+    right = model(model.embedding(tokens), tokens == 0).argmax(1) == answers
     print(f"accuracy: {float(right.float().mean()):.2f}")
-    maps = rectgrad.attribute(model, embeddings, "attn_lrp", target, forward_kwargs={"padding": padding})
-    return maps.sum(2)
-
-
-def show(tokens: Tensor, scores: Tensor, answer: str) -> str:
-    """Prints a text on its colours, and returns it as HTML."""
-    words = [WORDS[i] for i in tokens if i]
-    values = [*scores[: len(words)].tolist(), 0]
-    print(image.words([*words, f"-> {answer}"], values))
-    return image.words_html([*words, f"-> {answer}"], values)
 
 
 def main() -> None:
     torch.manual_seed(0)
     print("a classifier of reviews")
     tokens, labels = reviews(100)
-    scores = explained(trained(Reader(2, causal=False), reviews), tokens, labels)
-    page = [show(*each, ("bad", "good")[y]) for *each, y in zip(tokens[:4], scores, labels, strict=False)]
+    model = trained(Reader(2, causal=False), reviews)
+    print_accuracy(model, tokens, labels)
+    scores, page = coloured(model, tokens, [("bad", "good")[y] for y in labels])
     opinions = (tokens > 0) & (tokens <= len(GOOD + BAD))
     hits = opinions.gather(1, scores.argmax(1, keepdim=True)).float().mean()
     print(f"reviews where the word of opinion has the highest score: {float(hits):.2f}")
@@ -112,11 +116,11 @@ def main() -> None:
     tokens, verbs = sentences(100)
     other = WORDS.index("is") + WORDS.index("are") - verbs
     model = trained(Reader(len(WORDS), causal=True), sentences)
-    scores = explained(model, tokens, verbs, rectgrad.contrast(verbs, other))
-    page += [show(*each, WORDS[y]) for *each, y in zip(tokens[:4], scores, verbs, strict=False)]
+    print_accuracy(model, tokens, verbs)
+    scores, more = coloured(model, tokens, [WORDS[y] for y in verbs], rectgrad.contrast(verbs, other))
     hits = (scores[:, 2] > scores[:, 6]).float().mean()
     print(f"sentences whose subject has a higher score than the other noun: {float(hits):.2f}")
-    Path("words.html").write_text("<!doctype html><meta charset=utf-8>" + "\n".join(page), encoding="utf-8")
+    Path("words.html").write_text("<!doctype html><meta charset=utf-8>" + page + more, encoding="utf-8")
 
 
 if __name__ == "__main__":

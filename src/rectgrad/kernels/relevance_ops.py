@@ -418,10 +418,10 @@ def _first(result: Any) -> Tensor:
 
 
 def safe(x: Tensor) -> Tensor:
-    """x, or a very small number of its sign where x is nearly 0. Relevance / safe(x) is finite, and times
-    safe(x) it is the relevance again, also where x is 0."""
-    smallest = torch.finfo(x.dtype).tiny ** 0.5
-    return torch.where(x.abs() < smallest, torch.full_like(x, smallest).copysign(x), x)
+    """x, a very small number farther from 0. Relevance / safe(x) is finite, and times safe(x) it is the
+    relevance again, also where x is 0."""
+    smallest = x.new_full((), torch.finfo(x.dtype).tiny ** 0.5)
+    return torch.copysign(smallest, x).add_(x)
 
 
 def per_unit(R: Tensor, z: Tensor, epsilon: Any) -> Tensor:

@@ -44,6 +44,7 @@ class Perturbation(Method):
 
     one_backward: ClassVar[bool] = False
     over: ClassVar[Method] = Forward()  # what a capture replays
+    _values: ClassVar[Callable[..., Tensor]]  # one for each position of the k-th input: (N, *sides)
 
     def raw(self, request: Request) -> Maps:
         maps = []
@@ -55,10 +56,6 @@ class Perturbation(Method):
             Method().raw(request.at(request.inputs))  # names the layer, if the whole input shows it
             raise ValueError("the score of a partly hidden input is NaN or infinite, or their sum overflows")
         return tuple(maps)
-
-    def _values(self, request: Request, k: int, sides: Sequence[int]) -> Tensor:
-        """One value for each position of the k-th input: (N, *sides)."""
-        raise NotImplementedError
 
 
 def changes(request: Request, k: int, hide: Callable[[Tensor, int], None], count: int) -> Tensor:

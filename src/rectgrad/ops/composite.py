@@ -36,12 +36,9 @@ def composite(func: Any) -> Callable[..., Any] | None:
     return body
 
 
-def _blind() -> float:
-    one = torch.ones(1, 1, 1, device="cpu")
-    return F.scaled_dot_product_attention(one, one, one, attn_mask=one < 0).item()
-
-
-_BLIND = _blind()  # a query that may attend to nothing gets zeros, and NaN before torch 2.5
+_ONE = torch.ones(1, 1, 1, device="cpu")
+# A query that may attend to nothing gets zeros, and NaN before torch 2.5.
+_BLIND = F.scaled_dot_product_attention(_ONE, _ONE, _ONE, attn_mask=_ONE < 0).item()
 
 
 def attention(op: Op) -> Tensor:
@@ -56,10 +53,12 @@ def attention(op: Op) -> Tensor:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)
     mask = op.argument("attn_mask")
-    if mask is not None:
+    if mask is None:  # every query sees a key, so that four passes over the scores are saved
+        weights = scores.softmax(-1)
+    else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    blind = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, _BLIND)
+        blind = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, _BLIND)
     dropout = op.argument("dropout_p", 0.0)
     return (F.dropout(weights, dropout) if dropout else weights) @ value
 
@@ -69,17 +68,26 @@ def glu(op: Op) -> Tensor:
     return value * gate.sigmoid()
 
 
-def norm(op: Op, x: Tensor | None = None, constant: bool = False) -> Any:
-    """Normalisation by its elementary steps: centre, square, mean, reciprocal root, product, scale.
-    `constant`: what it divides by carries no gradient."""
-    x = op.inputs[0] if x is None else x
+def norm(op: Op) -> Any:
+    """Normalisation by its elementary steps: centre, square, mean, reciprocal root, product, scale."""
+    rows, scale = _normalised(op, op.inputs[0])
+    y = _affine(op, (rows * scale).reshape(op.inputs[0].shape))
+    return (y, None, None) if op.name == "native_layer_norm" else y
+
+
+def norm_gradient(op: Op, R: Tensor) -> Tensor:
+    """R through a normalisation whose denominator is a constant."""
+    rows, centred = _groups(op, _affine(op, R, shift=False))
+    rows = rows * _normalised(op, op.inputs[0])[1]
+    return (rows - rows.mean(-1, keepdim=True) if centred else rows).reshape(R.shape)
+
+
+def _normalised(op: Op, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements, centred if the norm does that, and the factor that normalises them."""
     rows, centred = _groups(op, x)
-    if centred:
-        rows = rows - rows.mean(-1, keepdim=True)
+    rows = rows - rows.mean(-1, keepdim=True) if centred else rows
     eps = op.argument("eps", torch.finfo(x.dtype).eps if op.name == "rms_norm" else 1e-5)
-    scale = ((rows * rows).mean(-1, keepdim=True) + eps).rsqrt()
-    y = _affine(op, (rows * (scale.detach() if constant else scale)).reshape(x.shape))
-    return (y, None, None) if op.name == "native_layer_norm" and not constant else y
+    return rows, ((rows * rows).mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def _groups(op: Op, x: Tensor) -> tuple[Tensor, bool]:
@@ -91,12 +99,12 @@ def _groups(op: Op, x: Tensor) -> tuple[Tensor, bool]:
     return x.flatten(-len(op.argument("normalized_shape"))), op.name != "rms_norm"
 
 
-def _affine(op: Op, y: Tensor) -> Tensor:
+def _affine(op: Op, y: Tensor, shift: bool = True) -> Tensor:
     channels = op.name in ("group_norm", "instance_norm")
     shape = (1, -1, *(1,) * (y.dim() - 2)) if channels else op.argument("normalized_shape")
     weight, bias = op.argument("weight"), op.argument("bias")
     y = y if weight is None else y * weight.reshape(shape)
-    return y if bias is None else y + bias.reshape(shape)
+    return y + bias.reshape(shape) if shift and bias is not None else y
 
 
 def vector_norm(op: Op) -> Tensor:

@@ -23,7 +23,7 @@ from rectgrad.engine.op import Op, Rule, first, wide
 from rectgrad.kernels import relevance_ops as kernel
 from rectgrad.kernels.closed_forms import relu_gradient
 from rectgrad.kernels.relevance_ops import Composite, absorb, safe, stabilised
-from rectgrad.ops.composite import norm as norm_by_steps
+from rectgrad.ops.composite import norm_gradient
 from rectgrad.rules.layers import CONVOLUTIONS, WEIGHTED, layer_of
 
 
@@ -54,8 +54,7 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
 def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
     """After Zhang et al. 2016: z+ without biases, in sums too. What arrives at the last layer is its
     probability. contrastive: less what goes to a unit with the opposite weights there."""
-    top = "contrast" if contrastive else "excitation"
-    composite = Composite("excitation", "excitation", "excitation", epsilon, top=top)
+    composite = Composite(*("excitation",) * 3, epsilon, top="contrast" if contrastive else "excitation")
     sums, passed = excited_sum(epsilon), Rule(_activation, "excitation", reads="inputs")
     rules = {"sum": sums, "avg_pool": sums, "softmax": Rule(lambda op, R: R, "excitation")}
     rules |= {"add": _unless_merged(sums, composite), "batch_norm": _unless_merged(passed, composite)}
@@ -128,11 +127,10 @@ def _activation(op: Op, R: Tensor) -> Tensor:
 
 def _product(op: Op, R: Tensor) -> Any:
     constant = op.facts.constant or (False,) * op.data_count
-    sharing = constant.count(False) or 1
-    grads = op.vjp(R / sharing)
-    if all(constant):
-        return grads
-    return tuple(None if weight else grad for weight, grad in zip(constant, grads, strict=True))
+    sharing, grads = constant.count(False), op.vjp(R)
+    if sharing > 1:  # here, because the gradients of a product of matrices are often smaller than R
+        grads = tuple(grad / sharing for grad in grads)
+    return grads if all(constant) else tuple(None if k else g for k, g in zip(constant, grads, strict=True))
 
 
 def _division(op: Op, R: Tensor) -> Any:
@@ -144,11 +142,7 @@ def _division(op: Op, R: Tensor) -> Any:
 
 def lrp_norm(epsilon: float) -> Rule:
     def apply(op: Op, R: Tensor) -> Any:
-        with torch.enable_grad():
-            leaf = op.inputs[0].detach().requires_grad_()
-            output = norm_by_steps(op, leaf, constant=True)
-        shared = stabilised(R, op.output, epsilon, op.state.absorbed, lambda: _constant(op))
-        return torch.autograd.grad(output, leaf, shared)
+        return norm_gradient(op, stabilised(R, op.output, epsilon, op.state.absorbed, lambda: _constant(op)))
 
     return Rule(apply, "lrp_norm")
 
