@@ -20,6 +20,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rectgrad.app.connections import network_of
+
 UPLOAD = 20 * 2**20  # bytes of a photo
 BODY = 2**17  # bytes of any other request
 REQUESTS = 12  # at a time, for each session
@@ -78,7 +80,7 @@ class Login:
 
 
 def address_of(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+    return network_of(request.client.host) if request.client is not None else ""
 
 
 class Guard:

@@ -112,11 +112,14 @@ class TemporaryFolder:
             self.remove_old(time.time() - 60 * MINUTES)
 
     def remove_old(self, before: float) -> None:
-        """Removes files older than `before`. A session may delete its own at the same time."""
-        for path in self.path.iterdir():
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
+        """Removes files and empty folders older than `before`. Sessions, or the system, may delete some at
+        the same time."""
+        for folder, folders, names in os.walk(self.path, topdown=False):
+            for name in (*names, *folders):
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    if path.lstat().st_mtime < before:
+                        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def close(self) -> None:
         self._stop.set()
