@@ -266,6 +266,18 @@ def test_a_request_whose_client_is_gone_is_cancelled():
     run(test)
 
 
+def test_a_server_that_stops_says_so():
+    async def test() -> None:
+        app = App(waits=True)
+        asked = asyncio.create_task(ask(guarded(app)))
+        await app.begun.wait()
+        asked.cancel()
+        assert (await asked)[0] == 503
+        assert app.cancelled == 1
+
+    run(test)
+
+
 def test_an_error_of_the_application_is_not_hidden():
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError

@@ -34,6 +34,7 @@ from rectgrad.app.sessions import STORED, Photo, Session, Sessions
 from rectgrad.app.work import LaneName, Work
 from rectgrad.models import ModelUnavailableError
 from rectgrad.photos import files
+from rectgrad.photos.names import readable
 
 T = TypeVar("T")
 ENDED = "This page was idle for too long. Reload it."
@@ -124,7 +125,7 @@ class Explorer:
             return Photo(self.samples[name], self.samples[name].name)
         if kind == "folder" and self.folder is not None and name.isdecimal() and int(name) < len(self.folder):
             path = self.folder.sources[int(name)].path
-            return Photo(path, path.name)
+            return Photo(path, readable(path.name))
         raise HTTPException(
             404, "This photo is not on the server: uploads are deleted after 15 minutes. Upload it again."
         )
@@ -378,8 +379,8 @@ async def _file(
             session, key, partial(compute, prediction, method, target), "slow" if slow else "fast"
         )
         results.append(found if whole else found.explanation)
-    key, write = ("file", kind, prediction.digest, repr(query)), partial(_written, kind, prediction, query)
-    return await explorer.compute(session, key, lambda: write(results), "downloads")
+    write = partial(_written, kind, prediction, query, results)
+    return await explorer.compute(session, ("file", kind, prediction.digest, repr(query)), write, "downloads")
 
 
 def _written(kind: str, prediction: Prediction, query: Query, results: list[Any]) -> bytes:

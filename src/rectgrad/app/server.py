@@ -131,8 +131,9 @@ def url_of(opened: socket.socket, host: str) -> str:
     return f"http://{name}:{opened.getsockname()[1]}"
 
 
-def serve(app: Guard, opened: socket.socket, url: str, browser: bool) -> None:
-    """Serves until Ctrl-C or SIGTERM."""
+def serve(app: Guard, opened: socket.socket, url: str, browser: bool, proxied: bool = False) -> None:
+    """Serves until Ctrl-C or SIGTERM. `proxied`: a proxy on this machine reports the addresses of visitors.
+    Without one, anybody on this machine could invent addresses, to guess passwords or to get more time."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -148,6 +149,7 @@ def serve(app: Guard, opened: socket.socket, url: str, browser: bool) -> None:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,
+        proxy_headers=proxied,
         ws="none",
     )
     with opened:

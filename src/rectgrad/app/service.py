@@ -28,6 +28,7 @@ from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import MODELS, Guess, ImageModel, classes, load
+from rectgrad.photos import names
 
 QS = (0, 10, 20, 40, 60, 80, 90, 95, 98, 99)  # the paper's Figure 4
 SHOWN = 896  # longest side of the photo as the page shows it
@@ -278,7 +279,7 @@ def _named(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except photos.UnreadableImageError as error:
-        raise photos.UnreadableImageError(str(error).replace(str(path), name)) from None
+        raise photos.UnreadableImageError(str(error).replace(names.readable(path), name)) from None
 
 
 def _key(target: Any) -> Hashable:
