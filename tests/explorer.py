@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -40,13 +41,21 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: str, code: str = "from rectgrad.cli import main; main()") -> Iterator[Served]:
-    """Runs `rectgrad app` in a subprocess and ends it with Ctrl-C. `code` is run before it starts."""
+def served(
+    *arguments: str, code: str = "from rectgrad.cli import main; main()", **environment: str
+) -> Iterator[Served]:
+    """Runs `rectgrad app` in a subprocess and ends it with Ctrl-C. `code` is run instead of the command."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     command = [sys.executable, "-c", code, "app", *arguments, "--no-browser", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
     log: list[str] = []
     reader = threading.Thread(target=lambda: log.extend(process.stdout), daemon=True)
     reader.start()
@@ -54,6 +63,9 @@ def served(*arguments: str, code: str = "from rectgrad.cli import main; main()")
     while not any("Ctrl-C" in line for line in log):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
+            process.wait()
+            reader.join(10)
+            process.stdout.close()
             raise RuntimeError("the explorer did not start:\n" + "".join(log))
         time.sleep(0.1)
     try:

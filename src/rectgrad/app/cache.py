@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """A small LRU cache. Threads that request the same key wait for a single computation."""
+    """A small LRU cache. Threads that request the same key wait for a single computation.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    They wait inside `pause()`: see `work.paused`.
+    """
+
+    def __init__(self, size: int, pause: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.size, self._pause = size, pause
         self._entries: OrderedDict[Hashable, T] = OrderedDict()
         self._locks: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -26,7 +30,10 @@ class Cache(Generic[T]):
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         with self._lock:
             own = self._locks.setdefault(key, threading.Lock())
-        with own:
+        while not own.acquire(blocking=False):
+            with self._pause(), own:
+                pass  # not held while the pause ends, which may take long
+        try:
             with self._lock:
                 if key in self._entries:
                     self._entries.move_to_end(key)
@@ -36,6 +43,8 @@ class Cache(Generic[T]):
                 self._entries[key] = value
                 self._evict()
             return value
+        finally:
+            own.release()
 
     def discard(self, matches: Callable[[Any], bool]) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections import Counter
 from typing import Any
 
@@ -21,7 +22,7 @@ def limited_protocol() -> type[asyncio.Protocol]:
     class Limited(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._address = str((transport.get_extra_info("peername") or [""])[0])
+            self._address = network_of(str((transport.get_extra_info("peername") or [""])[0]))
             connected[self._address] += 1
             self._timer = self.loop.call_later(SILENCE, self._close_if_silent, None)
             if connected[self._address] > CONNECTIONS:
@@ -42,6 +43,19 @@ def limited_protocol() -> type[asyncio.Protocol]:
                 self._timer = self.loop.call_later(SILENCE, self._close_if_silent, self.cycle)
 
     return Limited
+
+
+def network_of(address: str) -> str:
+    """The address that limits count. A machine usually has a whole IPv6 network of 64 bits for itself."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found), 64), strict=False))
 
 
 def _raise_file_limit() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from rectgrad.app import query
 from rectgrad.methods import Method
-from rectgrad.methods.catalog import METHODS, title_of
+from rectgrad.methods.catalog import METHODS, name_of, title_of
 from rectgrad.methods.options import choices_of, help_of, offered, type_of
 
 EVALUATIONS = 10_000  # limit per map, so that no visitor can keep the server busy for hours
+CELLS = 32  # limit of the side of a grid, of which there may be as many: their memory
 
 
 def methods() -> list[dict[str, Any]]:
@@ -131,7 +132,13 @@ def evaluations(method: Method) -> int | None:
 
 
 def check(method: Method) -> None:
+    """Refuses what takes too much time or memory. The page does not offer it, but anyone can ask."""
     check_count(evaluations(method))
+    over, cells = getattr(method, "over", None), getattr(method, "cells", 0)
+    if isinstance(over, Method) and is_slow(over):
+        raise ValueError(f"the explorer does not combine {name_of(method)} with {name_of(over)}")
+    if cells > CELLS:
+        raise ValueError(f"the explorer allows at most {CELLS} cells, not {cells}")
 
 
 def check_count(count: int | None) -> None:

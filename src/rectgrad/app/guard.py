@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import ipaddress
 import secrets
 import time
@@ -19,6 +20,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+
+from rectgrad.app.connections import network_of
 
 UPLOAD = 20 * 2**20  # bytes of a photo
 BODY = 2**17  # bytes of any other request
@@ -78,7 +81,7 @@ class Login:
 
 
 def address_of(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+    return network_of(request.client.host) if request.client is not None else ""
 
 
 class Guard:
@@ -164,24 +167,37 @@ class Guard:
             started = True
             await send(message)
 
-        tasks = [asyncio.ensure_future(each) for each in (self._app(scope, incoming.get, reply), listen())]
+        answering = asyncio.ensure_future(self._app(scope, incoming.get, reply))
+        tasks, stopping = [answering, asyncio.ensure_future(listen())], False
         try:
             await asyncio.wait(tasks, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            answered, _ = await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(answered, Exception):
-            raise answered
-        if answered is not None and not started:
-            await _unanswered(too_large, limit)(scope, receive, send)
+        except asyncio.CancelledError:
+            stopping = True  # the server stops; it would print a traceback for each request
+        await _end(tasks)
+        if answering.cancelled() and not started:
+            await _unanswered(too_large, stopping, limit)(scope, receive, send)
+        elif answering.cancelled() and stopping:
+            await send({"type": "http.response.body", "body": b""})
+        elif not answering.cancelled():
+            answering.result()  # raises the application's error
 
 
-def _unanswered(too_large: bool, limit: int) -> Response:
+async def _end(tasks: list[asyncio.Future[None]]) -> None:
+    """Cancels the tasks and waits for them. A server that stops cancels every request twice."""
+    while not all(task.done() for task in tasks):
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
+    for task in tasks:
+        task.cancelled() or task.exception()  # otherwise asyncio reports it
+
+
+def _unanswered(too_large: bool, stopping: bool, limit: int) -> Response:
     if too_large:
         said = f"The request is larger than the limit of {limit / 2**20:g} MB."
         return JSONResponse({"error": said}, 413, {"Connection": "close"})
-    return JSONResponse({"error": "This takes too long."}, 503)
+    return JSONResponse({"error": "The server is stopping." if stopping else "This takes too long."}, 503)
 
 
 def _is_address(name: str) -> bool:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Protocol
 
 HALF_LIFE = 30  # seconds after which a visitor's use of a lane counts half
@@ -63,6 +64,7 @@ class Lane:
         self._usage = Usage()
         self._queue: list[Item] = []
         self._begun: list[Item] = []
+        self._paused: list[Item] = []  # of those begun
         self._turn: Item | None = None
         self._since = 0.0
         self._changed = threading.Condition()
@@ -94,6 +96,21 @@ class Lane:
             self._changed.wait_for(lambda: self._is_next(item))
             self._take(item)
 
+    @contextlib.contextmanager
+    def paused(self, item: Item) -> Iterator[None]:
+        """For a running computation that has to wait for another one, perhaps of this lane: others go on."""
+        with self._changed:
+            self._paused.append(item)
+            self._release(item)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused.remove(item)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_next(item))
+                self._take(item)
+
     def _serve(self) -> None:
         if self._background:
             with contextlib.suppress(OSError, AttributeError):
@@ -120,7 +137,8 @@ class Lane:
         if self._turn is not None:
             return None
         free = len(self._begun) < self._threads
-        return min([*self._begun, *(self._queue if free else ())], key=self._usage.of, default=None)
+        ready = [item for item in self._begun if item not in self._paused]
+        return min([*ready, *(self._queue if free else ())], key=self._usage.of, default=None)
 
     def _is_next(self, item: Item) -> bool:
         return self._next() is item

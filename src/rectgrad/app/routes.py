@@ -34,8 +34,10 @@ from rectgrad.app.sessions import STORED, Photo, Session, Sessions
 from rectgrad.app.work import LaneName, Work
 from rectgrad.models import ModelUnavailableError
 from rectgrad.photos import files
+from rectgrad.photos.names import readable
 
 T = TypeVar("T")
+ENDED = "This page was idle for too long. Reload it."
 LARGE = 25_000_000  # pixels; larger photos are decoded in a lane of their own
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -111,7 +113,7 @@ class Explorer:
     def session(self, token: str) -> Session:
         session = self.sessions.get(token)
         if session is None:
-            raise HTTPException(401, "This page was idle for too long. Reload it.")
+            raise HTTPException(401, ENDED)
         return session
 
     def photo(self, session: Session, photo: str) -> Photo:
@@ -123,7 +125,7 @@ class Explorer:
             return Photo(self.samples[name], self.samples[name].name)
         if kind == "folder" and self.folder is not None and name.isdecimal() and int(name) < len(self.folder):
             path = self.folder.sources[int(name)].path
-            return Photo(path, path.name)
+            return Photo(path, readable(path.name))
         raise HTTPException(
             404, "This photo is not on the server: uploads are deleted after 15 minutes. Upload it again."
         )
@@ -164,6 +166,8 @@ class Explorer:
                         raise HTTPException(503, "Too many uploads at a time. Try again.")
                     self.sessions.make_room(self._arriving)
                     file.write(part)
+            if self.sessions.get(session.owner[1]) is not session:  # ended meanwhile; nobody would delete it
+                raise HTTPException(401, ENDED)
             return session.add(path, name)
         except BaseException as error:
             path.unlink(missing_ok=True)
@@ -375,6 +379,11 @@ async def _file(
             session, key, partial(compute, prediction, method, target), "slow" if slow else "fast"
         )
         results.append(found if whole else found.explanation)
+    write = partial(_written, kind, prediction, query, results)
+    return await explorer.compute(session, ("file", kind, prediction.digest, repr(query)), write, "downloads")
+
+
+def _written(kind: str, prediction: Prediction, query: Query, results: list[Any]) -> bytes:
     if kind == "png":
         return image.png(drawing.sheet(results, query))
     stream = io.BytesIO()

@@ -112,11 +112,14 @@ class TemporaryFolder:
             self.remove_old(time.time() - 60 * MINUTES)
 
     def remove_old(self, before: float) -> None:
-        """Removes files older than `before`. A session may delete its own at the same time."""
-        for path in self.path.iterdir():
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
+        """Removes files and empty folders older than `before`. Sessions, or the system, may delete some at
+        the same time."""
+        for folder, folders, names in os.walk(self.path, topdown=False):
+            for name in (*names, *folders):
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    if path.lstat().st_mtime < before:
+                        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def close(self) -> None:
         self._stop.set()
@@ -128,8 +131,9 @@ def url_of(opened: socket.socket, host: str) -> str:
     return f"http://{name}:{opened.getsockname()[1]}"
 
 
-def serve(app: Guard, opened: socket.socket, url: str, browser: bool) -> None:
-    """Serves until Ctrl-C or SIGTERM."""
+def serve(app: Guard, opened: socket.socket, url: str, browser: bool, proxied: bool = False) -> None:
+    """Serves until Ctrl-C or SIGTERM. `proxied`: a proxy on this machine reports the addresses of visitors.
+    Without one, anybody on this machine could invent addresses, to guess passwords or to get more time."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -145,6 +149,7 @@ def serve(app: Guard, opened: socket.socket, url: str, browser: bool) -> None:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,
+        proxy_headers=proxied,
         ws="none",
     )
     with opened:

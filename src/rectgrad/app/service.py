@@ -28,6 +28,7 @@ from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
 from rectgrad.models import MODELS, Guess, ImageModel, classes, load
+from rectgrad.photos import names
 
 QS = (0, 10, 20, 40, 60, 80, 90, 95, 98, 99)  # the paper's Figure 4
 SHOWN = 896  # longest side of the photo as the page shows it
@@ -72,13 +73,13 @@ class Service:
         self.files = {name: path for name, path in files.items() if path is not None}
         self.first = first
         self._first = self._ready(first)
-        self._networks: Cache[Network] = Cache(2)  # a model that leaves takes its captures along
-        self._predictions: Cache[Prediction] = Cache(64)
-        self._inputs: Cache[torch.Tensor] = Cache(3)
-        self._records: Cache[Record] = Cache(3)
-        self._maps: Cache[Map] = Cache(24)
-        self._measured: Cache[Explanation] = Cache(24)
-        self._sparsities: Cache[float] = Cache(100)
+        self._networks: Cache[Network] = Cache(2, work.paused)  # a model that leaves takes its captures along
+        self._predictions: Cache[Prediction] = Cache(64, work.paused)
+        self._inputs: Cache[torch.Tensor] = Cache(3, work.paused)
+        self._records: Cache[Record] = Cache(3, work.paused)
+        self._maps: Cache[Map] = Cache(24, work.paused)
+        self._measured: Cache[Explanation] = Cache(24, work.paused)
+        self._sparsities: Cache[float] = Cache(100, work.paused)
 
     def _ready(self, model: ImageModel) -> Network:
         """Moves the model to the device and adds a hook that counts evaluated inputs and stops computations
@@ -245,7 +246,10 @@ class Service:
         return self._record(prediction) if replayed is None else replayed
 
     def _record(self, prediction: Prediction) -> Record:
-        compute = lambda: record(self.model(prediction.model).module, self.inputs(prediction))  # noqa: E731
+        def compute() -> Record:
+            with work.undisturbed():
+                return record(self.model(prediction.model).module, self.inputs(prediction))
+
         return self._records.get(prediction.digest, compute)
 
 
@@ -275,7 +279,7 @@ def _named(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except photos.UnreadableImageError as error:
-        raise photos.UnreadableImageError(str(error).replace(str(path), name)) from None
+        raise photos.UnreadableImageError(str(error).replace(names.readable(path), name)) from None
 
 
 def _key(target: Any) -> Hashable:

@@ -8,9 +8,10 @@ Each lane computes one thing at a time. `join` and `leave` are only called on th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ SECONDS = 300  # limit of the computing time of one result
 SECONDS_BUSY = 30  # the same while others wait for a thread
 THREADS = 4  # slow maps that are begun; every thread that runs a network keeps its own buffers
 
-LaneName = Literal["fast", "slow", "photos", "large photos", "models"]
+LaneName = Literal["fast", "slow", "photos", "large photos", "models", "downloads"]
 _running = threading.local()
 
 
@@ -93,6 +94,7 @@ class Work:
             "photos": Lane(),
             "large photos": Lane(background=True),
             "models": Lane(background=True),
+            "downloads": Lane(background=True),
         }
         self._tasks: dict[Hashable, Task] = {}
 
@@ -136,3 +138,26 @@ def evaluated(inputs: int) -> None:
     task = getattr(_running, "task", None)
     if task is not None:
         task.evaluated(inputs)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """While the running computation waits for another one, it does not keep the others of its lane waiting.
+    Otherwise the one that it waits for would never get its turn."""
+    task = getattr(_running, "task", None)
+    if task is None:
+        yield
+        return
+    with task.lane.paused(task):
+        yield
+    task.check()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """The running computation keeps its turn: for a single pass whose result other lanes may wait for."""
+    task, _running.task = getattr(_running, "task", None), None
+    try:
+        yield
+    finally:
+        _running.task = task

@@ -80,7 +80,7 @@ def app(
             names = server.accepted_names(host, name or [])
             guarded = Guard(create(explorer), names, host not in server.LOCAL, login)
             try:
-                server.serve(guarded, opened, server.url_of(opened, host), browser)
+                server.serve(guarded, opened, server.url_of(opened, host), browser, proxied=bool(name))
             finally:
                 ended = explorer.close()
         finally:

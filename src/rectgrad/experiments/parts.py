@@ -25,7 +25,7 @@ class Parts:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         text = json.dumps(settings, sort_keys=True)
-        self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
         self._all = folder
 
     def part(self, name: str, compute: Callable[[], Any]) -> Any:
@@ -57,7 +57,8 @@ class Parts:
         saved = [files.load_json(path) for path in self.folder.glob("*.json")]
         moments = sorted((each["finished"], each["part"].startswith(_START)) for each in saved if each)
         moments.append((time.time(), False))
-        return float(sum(b - a for (a, _), (b, started) in pairwise(moments) if not started))
+        gaps = (b - a for (a, _), (b, started) in pairwise(moments) if not started)
+        return float(sum(gap for gap in gaps if gap > 0))  # a clock may have been moved back
 
     def array(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
         """Like `part`, for arrays that are too large for JSON."""
@@ -70,7 +71,10 @@ class Parts:
         return self._path(name).with_suffix(".npy").exists()
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9_.=-]', '_', name)}.json"
+        """Names that differ only in replaced characters have different files."""
+        safe = re.sub(r"[^A-Za-z0-9_.=-]", "_", name)
+        own = "" if safe == name else f"~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return self.folder / f"{safe}{own}.json"
 
     def clear(self) -> None:
         """Removes the parts of these settings; parts of other settings are kept."""

@@ -1,0 +1,208 @@
+"""Ray: tasks that keep failing, an object store that is full, and a head node that is restarted.
+
+Each test starts a Ray of its own in another process."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'rectgrad[ray]'")
+
+# A network that cannot stand white pictures.
+MODEL = """
+import torch
+from torch import nn
+from rectgrad.models import ImageModel
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 4))
+
+    def forward(self, x):
+        if (x.mean((1, 2, 3)) > 0.99).any():
+            raise ArithmeticError("too bright\\nfor this network")
+        return self.layers(x)
+
+def make():
+    labels = ["a", "b", "c", "d"]
+    return ImageModel("net", Net().eval(), labels, (16, 16), (0.0,) * 3, (1.0,) * 3, crop_fraction=1.0)
+"""
+COMMAND = """
+import sys
+from rectgrad.cli import explain_ray, main
+explain_ray.CHUNK = 3
+main()
+"""
+FAILING = """
+import sys, ray
+from rectgrad.photos import cluster
+
+def work(i):
+    if i % 3 == 1:
+        raise KeyError(f"number {i}")
+    return i * i
+
+with cluster.session() as ray:
+    tasks = lambda: {ray.remote(work).remote(i): i for i in range(6)}
+    found = dict(cluster.as_completed(ray, tasks()))
+    assert {i: value for i, value in found.items() if i % 3 != 1} == {0: 0, 2: 4, 3: 9, 5: 25}, found
+    assert str(found[1]) == "KeyError: 'number 1'", found[1]
+    kept = {}
+    try:
+        for item, value in cluster.completed(ray, tasks(), lambda i: f"task {i}"):
+            kept[item] = value
+    except RuntimeError as error:
+        assert kept == {0: 0, 2: 4, 3: 9, 5: 25}, kept
+        said = str(error)
+        assert said.startswith("2 failed on Ray: "), said
+        assert said.endswith("The others are finished and kept."), said
+        assert "task 1 (KeyError: 'number 1')" in said and "task 4 (KeyError: 'number 4')" in said, said
+        print("named")
+"""
+FULL = """
+import numpy, ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+from rectgrad.photos import cluster
+
+def large(i):
+    return numpy.full(30 * 2**20, i, numpy.uint8)
+
+with cluster.session() as ray:
+    shared = [ray.put(numpy.zeros(30 * 2**20, numpy.uint8)) for _ in range(2)]
+    tasks = {ray.remote(large).remote(i): i for i in range(5)}
+    refs = list(tasks)  # none is released
+    found = dict(cluster.as_completed(ray, tasks))
+    assert all(int(found[i].max()) == i for i in range(5)), found
+print("complete")
+ray.shutdown()
+"""
+
+
+def python(code: str, *arguments: str, folder: Path, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("code", "said"), [(FAILING, "named"), (FULL, "complete")], ids=["failing", "full"])
+def test_the_rest_completes(code, said, tmp_path):
+    status, out, err = finish(python(code, folder=tmp_path))
+    assert (status, out.strip().splitlines()[-1:]) == (0, [said]), err
+
+
+def photos(folder: Path, count: int) -> None:
+    (folder / "photos").mkdir()
+    (folder / "net.py").write_text(MODEL)
+    for i in range(count):
+        pixels = np.random.default_rng(i).integers(0, 200, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{i:02}.png")
+
+
+def explain(folder: Path, **environment: str) -> subprocess.Popen:
+    options = ["--model", "net.py:make", "--q", "60", "--device", "cpu", "--out", "out", "--engine", "ray"]
+    return python(COMMAND, "explain", "photos", *options, folder=folder, **environment)
+
+
+def finished(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "out").glob("[!.]*.json")}
+
+
+def test_a_photo_that_keeps_failing_is_named_and_the_rest_is_explained(tmp_path):
+    photos(tmp_path, 7)
+    Image.new("RGB", (16, 16), "white").save(tmp_path / "photos" / "white.png")
+    status, _, err = finish(explain(tmp_path))
+    assert status == 1
+    assert [line for line in err.splitlines() if "white" in line] == [
+        "rectgrad: photos/white.png: ArithmeticError: too bright"
+    ]
+    assert set(finished(tmp_path)) == {f"{i:02}.json" for i in range(7)}
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+class Head:
+    """A head node of its own. Only the processes that it started are killed, by their numbers."""
+
+    def __init__(self, port: int, folder: Path, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=1"]
+        command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
+        self._log = open(folder / f"head-{time.time_ns()}.log", "w")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
+        deadline = time.monotonic() + 90
+        while "Ray runtime started" not in Path(self._log.name).read_text() and time.monotonic() < deadline:
+            assert self._process.poll() is None, Path(self._log.name).read_text()
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        for number in [*self._below(self._process.pid), self._process.pid]:
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait(30)
+        self._log.close()
+
+    def _below(self, number: int) -> list[int]:
+        """The processes that a process has started, and those that they have started."""
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        return [each for child in map(int, children) for each in (*self._below(child), child)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for Ray's processes in /proc")
+def test_what_is_finished_is_kept_when_the_head_node_is_restarted(tmp_path):
+    photos(tmp_path, 60)
+    (tmp_path / "net.py").write_text(
+        MODEL.replace("return self.layers(x)", "import time; time.sleep(0.2); return self.layers(x)")
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    (tmp_path / "token").write_text(secrets.token_hex(32))  # Ray may ask for one; never the user's own
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    address = {"RAY_ADDRESS": f"127.0.0.1:{port}", **token}
+    head = Head(port, tmp_path, token)
+    try:
+        command = explain(tmp_path, **address)
+        while len(finished(tmp_path)) < 6 and command.poll() is None:
+            time.sleep(0.05)
+    finally:
+        head.kill()
+    command.kill()  # Ray would try to reconnect for a minute
+    said = command.communicate()
+    before = finished(tmp_path)
+    assert 6 <= len(before) < 60, said
+    assert all(json.loads((tmp_path / "out" / name).read_text())["photo"] for name in before)
+    head = Head(port, tmp_path, token)
+    try:
+        status, out, err = finish(explain(tmp_path, **address))
+    finally:
+        head.kill()
+    assert status == 0, err
+    after = finished(tmp_path)
+    assert len(after) == 60
+    assert {name: after[name] for name in before} == before
+    assert "60 photos explained" in out
+    assert not list((tmp_path / "out").rglob(".*"))
