@@ -62,7 +62,7 @@ def test_weights_there_and_back():
 
 
 def test_networks_learn_together_what_they_learn_alone(monkeypatch):
-    """In float64, where rounding cannot grow: losses after each of two steps, then weights and Adam's state."""
+    """In float64, where rounding cannot grow: losses of two steps, then weights and Adam's state."""
     monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)  # the interpreter is slow for each program
     data, plain = occluded(HIDDEN[1:]), modules(2)
     together = Networks(plain, DEVICE, torch.float64)
