@@ -1,5 +1,7 @@
 """Rankings of pixels, their variants, and ROAD beside them."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -147,6 +149,18 @@ def test_correlations_over_methods_are_spearmans():
         assert about["r"] == pytest.approx(r)
         assert about["df"] == 7
         assert about["p"] == pytest.approx(2 * stats.t.sf(abs(r) * (7 / (1 - r**2)) ** 0.5, 7), rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_equal_orders_of_few_methods_are_no_proof(n):
+    """p is the share of all orders that are as extreme, for perfect correlations of either sign."""
+    rising = [float(i) for i in range(n)]
+    found = leak.correlations({"roar": rising, "kar": rising[::-1], "road": rising, "leak": [0.0] * n})
+    orders = [stats.spearmanr(rising, order).statistic for order in permutations(rising)]
+    expected = np.mean([abs(r) > 1 - 1e-9 for r in orders])
+    for pair, r in (("roar, road", 1.0), ("kar, road", -1.0)):
+        assert found[pair]["r"] == pytest.approx(r)
+        assert found[pair]["p"] == pytest.approx(expected)
 
 
 def test_too_few_methods_have_no_p():

@@ -25,7 +25,7 @@ h1 { margin: 0 0 .25rem; } h2 { margin: 2.5rem 0 .5rem; border-top: 1px solid va
   padding-top: 1.5rem; } h3 { margin: 1.5rem 0 .5rem; } p, blockquote { max-width: 50rem; }
 .faint { color: var(--faint); font-size: .875rem; } a { color: inherit; }
 nav a { margin-right: 1rem; display: inline-block; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 figure img { max-width: 100%; height: auto; background: #fff; }
 figcaption { color: var(--faint); font-size: .9375rem; max-width: 50rem; }
@@ -33,7 +33,7 @@ figcaption { color: var(--faint); font-size: .9375rem; max-width: 50rem; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 td { font-variant-numeric: tabular-nums; } .wide th, .wide td { white-space: nowrap; }
-td b, td a { white-space: nowrap; } b.yes { color: var(--yes); } b.no { color: var(--no); }
+td b, td b + span, td a { white-space: nowrap; } b.yes { color: var(--yes); } b.no { color: var(--no); }
 b.open { color: var(--open); } rect.yes { fill: var(--yes); } rect.no { fill: var(--no); }
 rect.open { fill: var(--open); } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 blockquote { margin: .5rem 0; padding-left: 1rem; border-left: 3px solid var(--line); }
