@@ -1,6 +1,7 @@
 """Experiments: no part is computed twice, an interrupted run gives the same result, and the statistics."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +275,8 @@ def test_every_experiment_has_its_presets(name):
     module = experiment(name)
     assert set(module.PRESETS) == {"quick", "paper"}
     assert module.PRESETS["quick"].keys() == module.PRESETS["paper"].keys()
+    named = lab.Lab(name, "shapes", "quick", {}, Path(), shows_photos=True).settings()
+    assert not named.keys() & module.PRESETS["quick"].keys()  # every parameter is among the settings
     assert module.TITLE
     assert module.__doc__
 

@@ -22,8 +22,8 @@ from rectgrad.methods.catalog import METHODS
 from small_gallery import SMALL, small_gallery
 
 NUMBERS = {
-    "images": 20, "per_class": 4, "matched": 20, "photos": 2, "steps": 2, "trials": 1, "shown": 2, "q": 74,
-    "networks": 1, "eps": 0.3, "methods": ["random", "rectgrad", "smoothgrad"], "road": 20,
+    "images": 20, "per_class": 4, "matched": 20, "photo_count": 2, "steps": 2, "trials": 1, "shown": 2,
+    "q": 74, "networks": 1, "eps": 0.3, "methods": ["random", "rectgrad", "smoothgrad"], "road": 20,
     "fractions": [0.1, 0.9], "seeds": 1, "retraining": {"pictures": 20, "epochs": 1},
     "blurred": ["random", "rectgrad"], "ties": ["ties by distance"], "swapped": ["rectgrad"],
     "samples": {"smoothgrad": [3]},

@@ -173,7 +173,11 @@ def _pair(paths: Sequence[Path], caption: str) -> str:
 
 def _numbers(record: Record, tables: Sequence[Table]) -> str:
     notes = "".join(f'<p class="faint">Note: {escape(note)}.</p>' for note in _notes(record))
-    content = f'<p class="faint">{escape(_provenance(record))}</p>{"".join(map(markup.table, tables))}{notes}'
+    command = (
+        f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --preset {record['preset']}"
+    )
+    about = f'<p class="faint">{escape(_provenance(record))}<br><code>{escape(command)}</code></p>'
+    content = f"{about}{''.join(map(markup.table, tables))}{notes}"
     return markup.folded(f"Numbers and provenance, {summary.name_of(record['dataset'])}", content)
 
 
@@ -197,18 +201,23 @@ def _agreement(record: Record) -> str:
 
 def _provenance(record: Record) -> str:
     where = record["environment"]
-    device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
+    device = where["gpu"] or f"{where['cpu']}, threads: {where['threads']}"
     hidden = ("experiment", "dataset", "preset", "q", "photos")
-    numbers = ", ".join(
-        f"{key.replace('_', ' ')} {value}" for key, value in record["settings"].items() if key not in hidden
-    )
-    networks = len(record.get("weights") or ())
+    settings = {key: value for key, value in record["settings"].items() if key not in hidden}
+    networks = "; ".join(record["weights"])
     return (
-        f"Preset {record['preset']}: {numbers}; {networks} networks. {device}; torch {where['torch']}; "
-        f"{record['seconds']:.0f} s; {where['date'][:10]}; commit {(record['commit'] or 'unknown')[:12]}, "
-        f"code {record.get('code', 'unknown')}. rectgrad reproduce {record['experiment']} "
-        f"--dataset {record['dataset']} --preset {record['preset']}"
+        f"Preset {record['preset']}: {_words(settings)}; networks: {networks}. {device}; torch "
+        f"{where['torch']}; {record['seconds']:.0f} s; {where['date'][:10]}; commit "
+        f"{(record['commit'] or 'unknown')[:12]}, code {record['code']}"
     )
+
+
+def _words(value: Any) -> str:
+    """A setting as text."""
+    if isinstance(value, dict):
+        pairs = (f"{str(key).replace('_', ' ')}: {_words(each)}" for key, each in value.items())
+        return "; ".join(pairs) or "none"
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _notes(record: Record) -> list[str]:
