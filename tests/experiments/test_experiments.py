@@ -1,19 +1,29 @@
 """Experiments: no part is computed twice, an interrupted run gives the same result, and the statistics."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import rectgrad
 from rectgrad import data, training
 from rectgrad.data import Dataset, scaled, shapes
-from rectgrad.experiments import EXPERIMENTS, feature_frequency, lab, maps, noise_level, patch, rationale
+from rectgrad.experiments import (
+    EXPERIMENTS,
+    feature_frequency,
+    lab,
+    maps,
+    matched,
+    noise_level,
+    patch,
+    rationale,
+)
 from rectgrad.experiments.parts import Parts
 from rectgrad.experiments.reproduce import experiment, reproduce
 from rectgrad.models import ModelUnavailableError
+from rectgrad.models.fingerprint import weights_digest
 from small_gallery import small_gallery
 
 SMALL = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(100, 1), shapes.generate(60, 2))
@@ -31,8 +41,8 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setitem(lab.EPOCHS, "shapes", 6)
     monkeypatch.setattr(lab, "gallery", no_gallery)
     monkeypatch.setattr(noise_level, "COMPARED", ("saliency", "rectgrad", "guided_backprop"))
-    monkeypatch.setattr(noise_level, "CHUNK", 10)
-    monkeypatch.setitem(noise_level.PRESETS, "quick", {"per_class": 2, "images": 30})
+    monkeypatch.setattr(matched, "COMPARED", ("saliency", "rectgrad"))
+    monkeypatch.setitem(noise_level.PRESETS, "quick", {"per_class": 2, "images": 30, "matched": 4})
     return tmp_path / "results"
 
 
@@ -62,7 +72,8 @@ def test_a_large_part_is_made_once(tmp_path):
 
 
 def test_a_quick_run_does_not_replace_a_long_one(small, monkeypatch):
-    monkeypatch.setitem(noise_level.PRESETS, "paper", {"per_class": 2, "images": 20})
+    monkeypatch.setitem(noise_level.PRESETS, "paper", {"per_class": 2, "images": 20, "matched": 4})
+    monkeypatch.setitem(lab.NETWORKS, "paper", 1)
     path = reproduce("noise-level", preset="paper", out=small)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="another folder with --out"):
@@ -97,17 +108,25 @@ class StoppedError(BaseException):
 def test_stopped_at_any_moment_the_outcome_is_the_same(seed, small, monkeypatch, tmp_path):
     whole = json.loads(reproduce("noise-level", out=small / "whole").read_text())
     rng = np.random.default_rng(seed)
-    calls, original = [0], noise_level.comparison_map
-    stops = set(rng.choice(12, 4, replace=False).tolist())
+    calls, stops = [0], set(rng.choice(8, 4, replace=False).tolist())
 
-    def failing(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] - 1 in stops:
-            stops.remove(calls[0] - 1)
-            raise StoppedError
-        return original(*args, **kwargs)
+    def stopping(module, name):
+        """Every call makes a part; some are stopped before or after their work."""
+        original = getattr(module, name)
 
-    monkeypatch.setattr(noise_level, "comparison_map", failing)
+        def make(*args, **kwargs):
+            calls[0] += 1
+            if calls[0] - 1 in stops and rng.random() < 0.5:
+                raise StoppedError
+            found = original(*args, **kwargs)
+            if calls[0] - 1 in stops:
+                raise StoppedError
+            return found
+
+        monkeypatch.setattr(module, name, make)
+
+    for module, name in ((noise_level, "_outside"), (noise_level, "_roughness"), (matched, "_values")):
+        stopping(module, name)
     for _ in range(6):
         try:
             path = reproduce("noise-level", out=small / "stopped")
@@ -115,8 +134,12 @@ def test_stopped_at_any_moment_the_outcome_is_the_same(seed, small, monkeypatch,
         except StoppedError:
             assert not (small / "stopped" / "shapes" / "noise-level.json").exists()
     assert json.loads(path.read_text())["metrics"] == whole["metrics"]
-    assert calls[0] == 12 + 4  # 3 methods x (1 + 3 parts), and those that were stopped
-    assert sorted(p.name for p in path.parent.iterdir()) == ["noise-level.json", "noise-level.png"]
+    assert calls[0] == 8 + 4  # 3 methods x 2 measures, 2 matched comparisons, and those that were stopped
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        "noise-level-matched.svg",
+        "noise-level.json",
+        "noise-level.svg",
+    ]
 
 
 def test_a_finished_experiment_is_not_run_again(small, monkeypatch):
@@ -139,6 +162,27 @@ def test_a_record_says_what_made_it(small):
     )
     assert record["environment"]["torch"] == torch.__version__
     assert record["metrics"]["rectgrad"]["total_variation"]["n"] == 30
+
+
+def test_a_record_of_several_networks(small, monkeypatch):
+    """Each training seed is a network of its own; the record has their digests and the mean of each."""
+    monkeypatch.setitem(lab.NETWORKS, "quick", 2)
+    record = json.loads(reproduce("noise-level", out=small, seed=4).read_text())
+    work = lab.Lab("noise-level", "shapes", "quick", noise_level.PRESETS["quick"], small, seed=4)
+    one, other = work.networks()
+    assert record["weights"] == {
+        "standard, seed 4": weights_digest(one),
+        "standard, seed 5": weights_digest(other),
+    }
+    assert weights_digest(one) != weights_digest(other)
+    assert record["accuracy"] == np.mean([training.accuracy(m, SMALL.test) for m in (one, other)])
+    assert (record["code"], record["data"]) == (work.code, {**work.data(), "masks": record["data"]["masks"]})
+    found = record["metrics"]["saliency"]["outside_share"]
+    x, objects, _ = work.masked()
+    for module, mean in zip((one, other), found["each"], strict=True):
+        maps = rectgrad.attribute(module, x, "saliency").sum(1)
+        shares = [float(m[~o].abs().sum() / m.abs().sum()) for m, o in zip(maps, objects, strict=True)]
+        assert mean == pytest.approx(np.mean(shares), rel=1e-4)
 
 
 def test_noise_level_measures_what_it_says(small):
@@ -165,11 +209,10 @@ def test_the_patch_is_the_same_in_all_pictures_and_nothing_else_changes():
 
 def test_patch_measures_what_it_says(small, monkeypatch):
     monkeypatch.setattr(patch, "COMPARED", ("saliency", "rectgrad"))
-    monkeypatch.setattr(patch, "CHUNK", 7)
-    monkeypatch.setitem(patch.PRESETS, "quick", {"images": 20, "seeds": 1})
+    monkeypatch.setitem(patch.PRESETS, "quick", {"images": 20, "matched": 3})
     path = reproduce("patch", out=small)
     metrics = json.loads(path.read_text())["metrics"]
-    work = lab.Lab("patch", "shapes", "quick", {"images": 20, "seeds": 1}, small)
+    work = lab.Lab("patch", "shapes", "quick", patch.PRESETS["quick"], small)
     module = work.trained("patch", patch.patched)
     x = scaled(patch.patched(SMALL.test).pixels[:20])
     found = rectgrad.attribute(module, x, "saliency").sum(1).abs()
@@ -178,7 +221,8 @@ def test_patch_measures_what_it_says(small, monkeypatch):
     shares = expected / found.sum((1, 2))
     assert metrics["saliency"]["share"]["mean"] == pytest.approx(float(shares.mean()), rel=1e-4)
     assert set(metrics["accuracy"]) == {"standard", "patch"}
-    assert {p.name for p in path.parent.glob("*.png")} == {"patch.png", "patch-maps.png"}
+    drawn = {p.name for p in path.parent.iterdir()} - {path.name}
+    assert drawn == {"patch.svg", "patch-matched.svg", "patch-maps.png"}
 
 
 def test_frequencies_by_counting():
@@ -195,29 +239,15 @@ def test_frequencies_by_counting():
         assert outside[i] == pytest.approx(np.mean(found[False]), abs=1e-6)
 
 
-def test_a_difference_is_distinguished_from_none():
-    rng = np.random.default_rng(1)
-    base = rng.uniform(0.3, 0.6, 100)
-    none = feature_frequency.compared(base + rng.normal(0, 0.05, 100), base + rng.normal(0, 0.05, 100))
-    shifted = base + 0.05 + rng.normal(0, 0.05, 100)
-    some = feature_frequency.compared(shifted, base)
-    assert none["interval"][0] < 0 < none["interval"][1]
-    assert none["p"] > 0.05
-    assert some["interval"][0] > 0
-    assert some["p"] < 0.001
-    paired = stats.ttest_rel(shifted, base)
-    assert some["effect"] == pytest.approx(paired.statistic / 10)  # t = d * sqrt(n)
-    low, high = paired.confidence_interval()
-    assert some["interval"] == pytest.approx([low, high], abs=0.003)
-
-
 def test_feature_frequency_runs_on_the_masked_pictures(small):
     each = feature_frequency.PRESETS["quick"]["per_class"]
     record = json.loads(reproduce("feature-frequency", out=small).read_text())
     assert list(record["metrics"]) == ["conv1", "conv2", "conv3", "conv4"]
     for found in record["metrics"].values():
-        assert 0 < found["n"] <= 10 * each
-        assert found["interval"][0] <= found["difference"] <= found["interval"][1]
+        beyond = found["beyond"]
+        assert 0 < beyond["n"] <= 10 * each
+        assert found["plain"]["mean"] == pytest.approx(found["object"]["mean"] - found["background"]["mean"])
+        assert beyond["effect"] == pytest.approx(beyond["mean"] / beyond["std"])
 
 
 def test_rationale_is_the_papers(small):
@@ -234,7 +264,7 @@ def test_claims_hold(small, monkeypatch):
     claims = experiment("claims")
     monkeypatch.setitem(claims.PRESETS, "quick", {"networks": 2, "images": 8})
     metrics = json.loads(reproduce("claims", out=small).read_text())["metrics"]
-    assert list(metrics) == ["random 0", "random 1", "trained"]
+    assert list(metrics) == ["random 0", "random 1", "trained 0"]
     for found in metrics.values():
         assert found["claim 1"] <= 1e-6 * found["largest map value"]
         assert found["claim 2"] <= 1e-6 * found["largest map value"]
@@ -244,6 +274,9 @@ def test_claims_hold(small, monkeypatch):
 def test_every_experiment_has_its_presets(name):
     module = experiment(name)
     assert set(module.PRESETS) == {"quick", "paper"}
+    assert module.PRESETS["quick"].keys() == module.PRESETS["paper"].keys()
+    named = lab.Lab(name, "shapes", "quick", {}, Path(), shows_photos=True).settings()
+    assert not named.keys() & module.PRESETS["quick"].keys()  # every parameter is among the settings
     assert module.TITLE
     assert module.__doc__
 

@@ -1,7 +1,5 @@
 """Each experiment measures what it says: its numbers against slow or independent ones."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +8,12 @@ from scipy import ndimage, stats
 from torch import nn
 
 import rectgrad
-from rectgrad import data
-from rectgrad.data import Dataset, scaled, shapes
+from rectgrad.data import scaled, shapes
 from rectgrad.experiments import (
     accumulation,
     adversarial,
     feature_maps,
     feature_occlusion,
-    findings,
-    lab,
     sanity,
     statistics,
     threshold,
@@ -146,9 +141,9 @@ def test_an_attack_stays_in_the_range_of_inputs():
 
 def test_edges_are_sobels():
     grey = X.mean(1).numpy()
-    ours = adversarial.edges(X).numpy()
+    ours = adversarial.edges(X).sum(1).numpy()
     for picture, found in zip(grey, ours, strict=True):
-        both = [ndimage.sobel(picture, axis, mode="nearest") for axis in (0, 1)]
+        both = [ndimage.sobel(picture, axis, mode="nearest") / 8 for axis in (0, 1)]
         assert np.abs(found - np.hypot(*both)).max() < 1e-5
     maps = torch.randn(len(X), 32, 32)
     correlation = adversarial.edge_correlation(maps, X)
@@ -188,6 +183,59 @@ def test_layers_end_at_the_input(module):
     assert torch.equal(accumulation.layers(module, X, "rectgrad")["input"], signed)
 
 
+def test_gradients_of_saliency_are_autograds(module):
+    x = X.clone().requires_grad_()
+    places = {"input": x}
+    y = x
+    for name, layer in module.named_children():
+        y = layer(y.flatten(1) if name == "dense1" else y)
+        if name in ("relu1", "relu2", "relu3", "relu4"):
+            places = {name: y, **places}
+    expected = torch.autograd.grad(y.amax(1).sum(), list(places.values()))
+    found = accumulation.gradients(module, X, "saliency")
+    assert list(found) == list(places) == list(accumulation.layers(module, X, "saliency"))
+    for (name, plane), R in zip(found.items(), expected, strict=True):
+        assert torch.allclose(plane, R.abs().sum(1), rtol=1e-4, atol=1e-6), name
+    assert not any(layer._forward_hooks for layer in module.children())
+
+
+def test_gradients_of_rectgrad_follow_its_rule(module):
+    """At the input, RectGrad's map without its multiplication by the input."""
+    raw = {"multiply_by_input": False, "positive_only": False}
+    expected = rectgrad.attribute(module, X, "rectgrad", **raw).abs().sum(1)
+    assert torch.allclose(accumulation.gradients(module, X, "rectgrad")["input"], expected, atol=1e-6)
+
+
+def test_masks_of_the_nearest_area():
+    where = torch.zeros(8, 4, 4, dtype=torch.bool)
+    for i, area in enumerate((1, 9, 3, 2, 16, 4, 12, 8)):
+        where[i].view(-1)[:area] = True
+    found = accumulation.alike(where)
+    assert found.shape == (5, 8)
+    assert found[:, 0].tolist() == [3, 2, 5, 7, 1]  # areas 2, 3, 4, 8, 9 for an area of 1
+    assert found[:2, 4].tolist() == [6, 1]
+    assert not (found == torch.arange(8)).any()  # never the image itself
+    assert accumulation.alike(where[:3]).shape == (2, 3)
+
+
+def test_the_null_is_the_share_outside_masks_of_the_same_area():
+    torch.manual_seed(0)
+    plane = torch.randn(7, 16, 16)
+    plane[3] = 0
+    objects = torch.rand(7, 32, 32) < torch.linspace(0.1, 0.7, 7)[:, None, None]
+    found = accumulation.shares(plane, objects)
+    where = units.resized(objects, 16)
+    areas = where.flatten(1).sum(1).tolist()
+    for i in range(7):
+        others = sorted((j for j in range(7) if j != i), key=lambda j: (abs(areas[i] - areas[j]), j))[:5]
+        null = [float(plane[i][~where[j]].abs().sum() / plane[i].abs().sum()) for j in others]
+        assert found["null"][i] == pytest.approx(np.mean(null), nan_ok=True)
+        share = float(plane[i][~where[i]].abs().sum() / plane[i].abs().sum())
+        assert found["share"][i] == pytest.approx(share, nan_ok=True)
+        assert found["area"][i] == pytest.approx(float((~where[i]).float().mean()))
+    assert np.isnan(found["share"][3])  # a zero map has no share
+
+
 def test_a_mosaic_shows_every_channel():
     activation = torch.rand(8, 16, 16)
     activation[5] = 0
@@ -199,42 +247,7 @@ def test_a_mosaic_shows_every_channel():
     assert np.abs(page[:32:2, :32:2, 0] - first).max() < 1
 
 
-# Words and numbers
-
-
-def test_spreads_against_scipy():
-    rng = np.random.default_rng(0)
-    values = rng.normal(2, 3, 400)
-    found = statistics.spread([*values, float("nan")])
-    low, high = stats.norm.interval(0.95, values.mean(), stats.sem(values))
-    assert found["interval"] == pytest.approx([low, high], rel=1e-3)
-    assert (found["n"], found["undefined"]) == (400, 1)
-    assert found["quartiles"] == pytest.approx(list(np.percentile(values, (25, 50, 75))))
-    assert "interval" not in statistics.spread([1.0, 2.0, 3.0])
-    assert statistics.spread([float("nan")]) == {"n": 0, "undefined": 1}
-    json.dumps(found, allow_nan=False)
-
-
-def test_a_finding_needs_its_interval():
-    rng = np.random.default_rng(0)
-    base = rng.normal(1, 0.2, 100)
-    values = {
-        "rectgrad": base,
-        "saliency": base + 0.5,
-        "deconv": base + rng.normal(0, 0.5, 100),
-        "deeplift": base - 0.3,
-    }
-    found = statistics.by_method({name: {"share": each} for name, each in values.items()})
-    assert findings.below(found, "share", "saliency") is True
-    assert findings.below(found, "share", "deconv") is None
-    assert findings.below(found, "share", "deeplift") is False
-    assert findings.below_all(found, "share") is False
-    assert findings.below_all(found, "share", ("deeplift",)) is None
-    assert findings.below_all(found, "share", ("deeplift", "deconv")) is True
-    assert findings.least(found, "share", "saliency") is False
-    assert findings.least(found, "share", "deeplift") is True
-    assert findings.least({n: found[n] for n in ("rectgrad", "deconv")}, "share", "rectgrad") is None
-    assert findings.order(found, "share", 1).startswith("DeepLIFT")
+# Pictures and findings
 
 
 def test_pairs_are_the_first_two_of_a_class():
@@ -242,25 +255,23 @@ def test_pairs_are_the_first_two_of_a_class():
     assert pairs([1, 2, 3]) == []
 
 
-def test_growth_is_decided_by_its_interval_alone():
-    def found(low: float, high: float) -> dict:
-        share = {"mean": 0.4, "std": 0.1, "n": 100, "interval": [0.3, 0.5]}
-        growth = {
-            "mean": (low + high) / 2,
-            "std": 0.1,
-            "n": 100,
-            "interval": [low, high],
-            "from": "a",
-            "to": "b",
+def test_growth_is_decided_beyond_the_nulls():
+    def found(growth: float, networks: int = 5) -> dict:
+        values = np.random.default_rng(0).normal(growth, 0.01, (networks, 100))
+        share = {"mean": 0.4, "std": 0.1, "n": 100, "null": {"mean": 0.4, "std": 0.1, "n": 100}, "area": 0.7}
+        about = {
+            "layers": {"a": share, "b": share},
+            "growth": {**statistics.estimate(values), "from": "a", "to": "b"},
         }
-        return {"layers": {"a": share, "b": share}, "growth": growth}
+        return {"product": about, "gradient": about}
 
-    both = {"saliency": found(0.01, 0.05), "rectgrad": found(-0.05, -0.01)}
-    assert [f.holds for f in accumulation.findings(both)] == [True, True]
-    swapped = {"saliency": both["rectgrad"], "rectgrad": both["saliency"]}
-    assert [f.holds for f in accumulation.findings(swapped)] == [False, False]
-    unsure = {"saliency": found(-0.01, 0.02), "rectgrad": found(-0.01, 0.02)}
-    assert [f.holds for f in accumulation.findings(unsure)] == [None, None]
+    def verdicts(saliency: dict, ours: dict) -> list:
+        return [f.holds for f in accumulation.findings({"saliency": saliency, "rectgrad": ours})]
+
+    assert verdicts(found(0.03), found(-0.03)) == [True] * 4
+    assert verdicts(found(-0.03), found(0.03)) == [False] * 4
+    assert verdicts(found(0.0), found(0.0)) == [None] * 4
+    assert verdicts(found(0.03, networks=1), found(-0.03, networks=1)) == [None] * 4
 
 
 def test_a_map_of_zeros_has_no_share():
@@ -271,31 +282,47 @@ def test_a_map_of_zeros_has_no_share():
     assert second == 0.5
 
 
-def test_a_picture_counts_once_however_often_weights_are_drawn():
+def test_a_picture_counts_once_however_many_networks_there_are():
     nan = float("nan")
-    first, second = [[0.2, 0.4, nan]], [[0.6, nan, nan]]  # one layer, three pictures
-    (found,) = sanity._combine([first, second])
-    assert (found["n"], found["undefined"]) == (2, 1)
-    assert found["mean"] == pytest.approx(0.4)  # of 0.4 and 0.4
-    assert found["draws"] == pytest.approx([0.3, 0.6])
+    values = {
+        f"{kind} {key}": np.array([[[0.2, 0.4, nan]], [[0.6, nan, nan]]])  # networks, layers, pictures
+        for kind in sanity.KINDS
+        for key in sanity.MEASURES
+    }
+    floors = {f"floor {key}": np.full((2, 3), 0.1) for key in sanity.MEASURES}
+    (found,) = sanity._summary(values | floors)["cascading"]["rank"]
+    assert found["n"] == 2
+    assert found["undefined"] == 3
+    assert found["each"] == pytest.approx([0.3, 0.6])  # of each network
+    assert found["mean"] == pytest.approx(0.45)
+    assert found["std"] == pytest.approx(0.0)  # between the pictures: 0.4 and 0.4
 
 
-def test_all_pictures_whose_class_changed_and_only_steady_controls(monkeypatch, tmp_path, module):
+def test_all_pictures_whose_class_changed_and_only_steady_controls(module):
     """Noise so strong that the control changes the class of some pictures too."""
     pictures = shapes.generate(40, 5)
-    dataset = Dataset("cifar10", tuple(shapes.CLASSES), pictures, pictures)
-    monkeypatch.setitem(data.DATASETS, "cifar10", lambda: dataset)
-    work = lab.Lab(
-        "adversarial", "cifar10", "quick", {"images": 40, "changed_at_most": 99, "eps": 0.4}, tmp_path
-    )
     x = scaled(pictures.pixels)
-    before, after = (module(each).argmax(1) for each in (x, adversarial.attacked(module, x, 0.4)))
-    rows = adversarial._chosen(work)["changed"]
-    assert rows == (before != after).nonzero().flatten().tolist()
-    numbers = torch.tensor(rows)
-    found = adversarial._measure(work, x[rows], numbers, "saliency")
-    steady = module(adversarial._noisy(work, x[rows], numbers)).argmax(1) == before[rows]
-    assert 0 < int(steady.sum()) < len(rows)
-    for key in ("rank_control", "rank_absolute_control", "ssim_control"):
-        assert (~np.isnan(found[key])).tolist() == steady.tolist()
-    assert not np.isnan(found["rank"]).any()
+    noisy = adversarial._noisy(x, 0.4)
+    before, after, control = (
+        module(each).argmax(1) for each in (x, adversarial.attacked(module, x, 0.4), noisy)
+    )
+    chosen = adversarial._chosen(module, x, noisy, 0.4)
+    assert chosen["changed"] == (before != after).nonzero().flatten().tolist()
+    assert chosen["kept"] == pytest.approx(float((before == control).float().mean()))
+    found = adversarial._measure(x, noisy, 0.4, module, "saliency")
+    changed, steady = before != after, before == control
+    assert 0 < int((changed & steady).sum()) < int(changed.sum())
+    for key in ("rank_control", "rank_absolute_control", "ssim_control", "loss"):
+        assert (~np.isnan(found[key])).tolist() == (changed & steady).tolist()
+    for key in ("rank", "rank_absolute", "ssim", "edges"):
+        assert (~np.isnan(found[key])).tolist() == changed.tolist()
+    one, other = (rectgrad.attribute(module, each, "saliency").sum(1) for each in (x, noisy))
+    row = int((changed & steady).nonzero()[0])
+    expected = stats.spearmanr(one[row].flatten().numpy(), other[row].flatten().numpy())[0]
+    assert found["rank_control"][row] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_attack_that_changes_nothing_has_no_values(module):
+    noisy = adversarial._noisy(X, 0.0)
+    found = adversarial._measure(X, noisy, 0.0, module, "saliency")
+    assert all(np.isnan(values).all() and len(values) == len(X) for values in found.values())

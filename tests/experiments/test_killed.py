@@ -16,15 +16,15 @@ import sys
 from pathlib import Path
 from rectgrad import data
 from rectgrad.data import Dataset, shapes
-from rectgrad.experiments import lab, noise_level
+from rectgrad.experiments import lab, matched, noise_level
 from rectgrad.experiments.reproduce import reproduce
 
 small = Dataset("shapes", tuple(shapes.CLASSES), shapes.generate(200, 1), shapes.generate(60, 2))
 data.DATASETS["shapes"] = lambda: small
 lab.EPOCHS["shapes"] = 5
-noise_level.CHUNK = 10
-noise_level.PRESETS["quick"] = {"per_class": 2, "images": 60}
+noise_level.PRESETS["quick"] = {"per_class": 2, "images": 60, "matched": 4}
 noise_level.COMPARED = ("saliency", "deeplift", "rectgrad")
+matched.COMPARED = ("saliency", "rectgrad")
 print("started", flush=True)
 reproduce("noise-level", out=Path(sys.argv[1]))
 """
@@ -65,4 +65,5 @@ def test_killed_five_times(tmp_path):
     whole, killed = (json.loads(each.read_text())["metrics"] for each in paths)
     assert killed == whole
     assert kills == 5
-    assert sorted(p.name for p in path.parent.iterdir()) == ["noise-level.json", "noise-level.png"]
+    files = ["noise-level-matched.svg", "noise-level.json", "noise-level.svg"]
+    assert sorted(p.name for p in path.parent.iterdir()) == files

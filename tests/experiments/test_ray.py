@@ -24,6 +24,11 @@ NUMBERS = {
     "fractions": [0.1, 0.9],
     "seeds": 1,
     "retraining": {"pictures": 200, "epochs": 1},
+    "blurred": [],
+    "ties": ["ties by gradient"],
+    "swapped": ["saliency"],
+    "samples": {},
+    "road": 10,
 }
 
 
@@ -33,7 +38,7 @@ def ray():
     # Ray leaves sockets and files to the garbage collector
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONWARNINGS", "ignore")
-        found.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        found.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield found
         found.shutdown()
 

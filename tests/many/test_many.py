@@ -1,11 +1,13 @@
 """Many networks at once: each learns what it would learn alone. The kernels run in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from rectgrad import many, training
-from rectgrad.data import scaled, shapes
+from rectgrad.data import digest_of, scaled, shapes
 from rectgrad.many import networks
 from rectgrad.many.networks import Networks, packed, unpacked
 from rectgrad.models import CifarCNN
@@ -54,12 +56,13 @@ def test_the_kernel_gathers_what_the_first_convolution_sees():
 
 def test_weights_there_and_back():
     (module,) = modules(1)
-    again = unpacked(packed(module))
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+    state, again = module.state_dict(), unpacked(packed(module))
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], value) for name, value in state.items())
 
 
 def test_networks_learn_together_what_they_learn_alone(monkeypatch):
-    """In float64, where rounding cannot grow: losses and weights after each of two steps of Adam."""
+    """In float64, where rounding cannot grow: losses of two steps, then weights and Adam's state."""
     monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)  # the interpreter is slow for each program
     data, plain = occluded(HIDDEN[1:]), modules(2)
     together = Networks(plain, DEVICE, torch.float64)
@@ -73,9 +76,29 @@ def test_networks_learn_together_what_they_learn_alone(monkeypatch):
             loss.backward()
             optimiser.step()
             assert losses[i].item() == pytest.approx(loss.item(), abs=1e-9)
-    for ours, theirs in zip(together.modules(), plain, strict=True):
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert (a - b.cpu()).abs().max() < 1e-7
+    for ours, module, optimiser in zip(together.states(), plain, optimisers, strict=True):
+        for name, value in module.named_parameters():
+            state = optimiser.state[value]
+            theirs = (value.detach(), state["exp_avg"], state["exp_avg_sq"])
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a[name] - b.cpu()).abs().max() < 1e-7
+
+
+def test_a_run_of_many_resumes_as_if_it_had_been_trained_alone(monkeypatch, tmp_path):
+    """Weights, losses and Adam's state go through a checkpoint; the next epoch is that of the one loop."""
+    monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)
+    images, path = IMAGES.rows(slice(0, 3)), tmp_path / "net.safetensors"
+    plan = training.Plan(epochs=1, batch=2, seed=5, device=DEVICE)  # the second batch is smaller
+    (run,) = many.train_runs(images, [5], plan, torch.float32)
+    assert run.losses == pytest.approx(training.train(images, plan).losses, rel=1e-5)
+    training.save(run, plan, digest_of(images), path)
+    longer = replace(plan, epochs=2)
+    resumed, usual = training.train(images, longer, checkpoint=path), training.train(images, longer)
+    assert resumed.losses[0] == run.losses[0]  # the first epoch was not trained again
+    assert resumed.losses == pytest.approx(usual.losses, rel=1e-4)
+    for a, b in zip(resumed.module.parameters(), usual.module.parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-3  # a step of Adam where the gradient is almost 0
+        assert (a - b).abs().mean() < 1e-5
 
 
 # bfloat16 only on GPUs: torch's own bfloat16 products crash on some CPUs

@@ -94,6 +94,6 @@ def code_digest(*more: str) -> str:
     found, package = hashlib.sha256(), Path(rectgrad.__file__).parent
     for name in (*COMPUTES, *more):
         inside = [package / name] if name.endswith(".py") else (package / name).rglob("*")
-        for path in sorted(each for each in inside if each.suffix in (".py", ".c")):
+        for path in sorted(each for each in inside if each.suffix in (".py", ".c", ".h")):
             found.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return found.hexdigest()[:16]

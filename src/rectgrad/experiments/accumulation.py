@@ -24,7 +24,7 @@ from rectgrad.experiments import sheets
 from rectgrad.experiments.colours import colour, layer_name
 from rectgrad.experiments.findings import Finding, Table, decided, effect, mean
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import shown
+from rectgrad.experiments.maps import nan_where_zero, shown
 from rectgrad.experiments.statistics import difference, estimate
 from rectgrad.experiments.units import resized
 from rectgrad.methods.catalog import METHODS as ALL
@@ -76,10 +76,10 @@ def _measure(module: nn.Module, x: Tensor, objects: Tensor, method: str) -> dict
 def shares(plane: Tensor, objects: Tensor) -> dict[str, list[float]]:
     """One value per image: the share outside the object, outside masks of the same area, and the area."""
     where = resized(objects, plane.shape[-1])
-    null = [outside(plane, where[rows], share=True) for rows in alike(where)]
+    null = torch.stack([outside(plane, where[rows], share=True) for rows in alike(where)]).mean(0)
     return {
-        "share": outside(plane, where, share=True).tolist(),
-        "null": torch.stack(null).mean(0).tolist(),
+        "share": nan_where_zero(outside(plane, where, share=True), plane),
+        "null": nan_where_zero(null, plane),
         "area": (~where).float().flatten(1).mean(1).tolist(),
     }
 

@@ -55,9 +55,9 @@ PAPER = (
     "image and hardly change."
 )
 CAPTIONS = {
-    "": "Left and middle: similarity of the maps of an image and of the attacked image (blue: the class "
-    "changed; orange: control, noise of the same size and the same class). For a method that depends on the "
-    "class, blue is well below orange; if both are low, the method is unstable. Right: correlation of the "
+    "": "Left and middle: similarity of the maps of an image and of the attacked image (dark: the class "
+    "changed; light: control, noise of the same size and the same class). For a method that depends on the "
+    "class, dark is well below light; if both are low, the method is unstable. Right: correlation of the "
     "map with the image's edges; if it is high, the map reproduces the image.",
     "pictures": "Images (upper rows) and the attacked images (lower rows), each with the maps for its own "
     "predicted class.",

@@ -29,7 +29,7 @@ from rectgrad.metrics import rank_correlation, specificity, unrelated
 
 TITLE = "The same image explained for other classes (class sensitivity)"
 PHOTOS = True
-PRESETS = {"quick": {"images": 50, "photos": 4}, "paper": {"images": 500, "photos": 50}}
+PRESETS = {"quick": {"images": 50, "photo_count": 4}, "paper": {"images": 500, "photo_count": 50}}
 PAPER = "Not in the paper, which argues from adversarial images that RectGrad's maps follow the class."
 CAPTIONS = {
     "": "Similarity of the map for the predicted class and maps of the same image for other classes, on the "
@@ -75,7 +75,7 @@ def run(lab: Lab) -> dict[str, Any]:
     x, _ = lab.test()
     metrics = {"dataset": _measured(lab, "dataset", lab.networks(), x)}
     if lab.gallery:
-        photos = lab.gallery.x[: lab.numbers["photos"]]
+        photos = lab.gallery.x[: lab.numbers["photo_count"]]
         metrics["photos"] = _measured(lab, "photos", [lab.gallery.model.module], photos)
     return metrics
 

@@ -38,7 +38,7 @@ PAPER = (
     "background as on the object."
 )
 CAPTIONS = {
-    "": "Left: share of active units on the object and on the background, over the images with masks. "
+    "": "Left: share of active units on the background and on the object, over the images with masks. "
     "Right: the paired difference per layer with its 95 % interval, first plain, then with one confound "
     "after the other removed. Only the last stage answers the question; the number above it is its effect "
     "size d (about 0.2 is small, 0.5 medium, 0.8 large)."
@@ -124,10 +124,10 @@ def difference(active: Tensor, where: Tensor, rings: Tensor) -> Tensor:
 
 
 def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
-    page = Figure(figsize=(11, 3.9), layout="constrained")
-    left, right = page.subplots(1, 2, width_ratios=(1, 1.3))
+    page = Figure(figsize=(12, 3.9), layout="constrained")
+    left, right = page.subplots(1, 2, width_ratios=(1, 1.1))
     names = [layer_name(name) for name in metrics]
-    where = {name: [found[name] for found in metrics.values()] for name in ("object", "background")}
+    where = {name: [found[name] for found in metrics.values()] for name in ("background", "object")}
     boxes(left, names, where, "share of active units")
     left.set_ylim(bottom=0)
     left.legend(frameon=False, ncols=2)

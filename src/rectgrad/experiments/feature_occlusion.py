@@ -32,8 +32,8 @@ PAPER = "Zeroing units on the object has a much larger effect on the decision."
 CAPTIONS = {
     "": "Margin of the class (its logit minus the largest other logit; below the dotted line the decision "
     "changes) while units are zeroed in random order, for each convolution. Bands are 95 % intervals over "
-    "images. If the units of the object matter more, the orange curve falls far below the blue one. Object "
-    "and background have different numbers of units, so the x-axis is a share."
+    "networks and images. If the units of the object matter more, the orange curve falls far below the blue "
+    "one. Object and background have different numbers of units, so the x-axis is a share."
 }
 PLACES = ("object", "background")
 

@@ -96,6 +96,7 @@ class Lab:
             "models",
             "many",
             "verdict/matched.py",
+            "verdict/rows.py",
             *(f"experiments/{name}" for name in ours),
         )
         return code_digest(*folders)

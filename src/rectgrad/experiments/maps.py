@@ -45,14 +45,15 @@ def channel_maps(module: nn.Module, x: Tensor, method: str | Method, target: Ten
     """(N, C, H, W): the map for the top class, or for the targets, on the CPU."""
     device = next(module.parameters()).device
     batch = _batch_size(device)
-    targets: Any = [None] * len(x) if target is None else target.split(batch)
+    chunks = x.split(batch)
+    targets: Any = [None] * len(chunks) if target is None else target.split(batch)
     explain = (
         explainer(module, x[:batch].to(device), method) if len(x) > 2 * batch else partial(attribute, module)
     )
     return torch.cat(
         [
             explain(rows.to(device), method=method, target=chosen).cpu()
-            for rows, chosen in zip(x.split(batch), targets, strict=False)
+            for rows, chosen in zip(chunks, targets, strict=True)
         ]
     )
 
@@ -89,7 +90,7 @@ def nan_where_zero(values: Tensor, maps: Tensor) -> list[float]:
 
 def with_final_threshold(maps: Tensor, method: str) -> Tensor:
     """The maps with the final threshold of the paper's comparisons, which RectGrad does not use."""
-    if METHODS[method].thresholds:
+    if METHODS[method].thresholds or not len(maps):
         return maps
     return torch.from_numpy(np.stack([image.final_threshold(each) for each in maps.numpy()]))
 

@@ -25,14 +25,15 @@ h1 { margin: 0 0 .25rem; } h2 { margin: 2.5rem 0 .5rem; border-top: 1px solid va
   padding-top: 1.5rem; } h3 { margin: 1.5rem 0 .5rem; } p, blockquote { max-width: 50rem; }
 .faint { color: var(--faint); font-size: .875rem; } a { color: inherit; }
 nav a { margin-right: 1rem; display: inline-block; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem; }
-figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; background: #fff; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figure img { max-width: 100%; height: auto; background: #fff; }
 figcaption { color: var(--faint); font-size: .9375rem; max-width: 50rem; }
 .wide, .text { overflow-x: auto; } table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 td { font-variant-numeric: tabular-nums; } .wide th, .wide td { white-space: nowrap; }
-td b, td a { white-space: nowrap; } b.yes { color: var(--yes); } b.no { color: var(--no); }
+td b, td b + span, td a { white-space: nowrap; } b.yes { color: var(--yes); } b.no { color: var(--no); }
 b.open { color: var(--open); } rect.yes { fill: var(--yes); } rect.no { fill: var(--no); }
 rect.open { fill: var(--open); } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 blockquote { margin: .5rem 0; padding-left: 1rem; border-left: 3px solid var(--line); }
@@ -44,7 +45,7 @@ pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: .81
 def verdict(found: Finding | None) -> str:
     """The verdict in its colour, with the corrected p."""
     if found is None:
-        return '<span class="faint">not run</span>'
+        return '<span class="faint">no result</span>'
     p = "" if found.p is None else f' <span class="faint">p {number_of(found.p)}</span>'
     return f'<b class="{CLASS_OF[found.holds]}">{VERDICTS[found.holds]}</b>{p}'
 

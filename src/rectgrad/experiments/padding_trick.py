@@ -29,8 +29,8 @@ from rectgrad.verdict.matched import Matched, Padded
 TITLE = "The price of the padding trick"
 PHOTOS = True
 PRESETS = {
-    "quick": {"images": 50, "per_class": 10, "photos": 4},
-    "paper": {"images": 1_000, "per_class": 10, "photos": 100},
+    "quick": {"images": 50, "per_class": 10, "photo_count": 4},
+    "paper": {"images": 1_000, "per_class": 10, "photo_count": 100},
 }
 PAPER = "The padding trick removes spurious lines along the border of an image."
 CAPTIONS = {
@@ -54,7 +54,7 @@ def run(lab: Lab) -> dict[str, Any]:
     networks = lab.networks()
     metrics: dict[str, Any] = {"dataset": _rings(lab, "dataset", networks, lab.test()[0])}
     if lab.gallery:
-        photos = lab.gallery.x[: lab.numbers["photos"]]
+        photos = lab.gallery.x[: lab.numbers["photo_count"]]
         metrics["photos"] = _rings(lab, "photos", [lab.gallery.model.module], photos)
     x, objects, _ = lab.masked()
     each = [

@@ -94,6 +94,9 @@ def any_picture(labels: np.ndarray, seed: int) -> np.ndarray:
 
 def same_class(labels: np.ndarray, seed: int) -> np.ndarray:
     """A random other picture of the same class for each one."""
+    classes, counts = np.unique(labels, return_counts=True)
+    if (counts < 2).any():
+        raise ValueError(f"there is no other picture of class {classes[counts < 2][0]}")
     return _next_in(np.random.default_rng(seed).permutation(len(labels)), labels)
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from rectgrad import image
 from rectgrad.api import attribute
 from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, decided, effect, mean
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import comparison_map
+from rectgrad.experiments.maps import comparison_map, nan_where_zero
 from rectgrad.experiments.statistics import difference, spread
 from rectgrad.metrics import outside
 
@@ -63,13 +64,15 @@ def _outside(lab: Lab) -> dict[str, Any]:
     """The share of attribution outside the object for RectGrad and RectGradMod."""
     x, objects, _ = lab.masked()
     shares = {
-        name: np.stack(
-            [outside(comparison_map(m, x, name), objects, share=True).numpy() for m in lab.networks()]
-        )
+        name: np.array([_shares(comparison_map(m, x, name), objects) for m in lab.networks()])
         for name in ("rectgrad", "rectgrad_mod")
     }
     above = difference(shares["rectgrad_mod"], shares["rectgrad"])
     return {**{name: spread(values) for name, values in shares.items()}, "mod_above_rectgrad": above}
+
+
+def _shares(maps: Tensor, objects: Tensor) -> list[float]:
+    return nan_where_zero(outside(maps, objects, share=True), maps)
 
 
 def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:

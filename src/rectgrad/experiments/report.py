@@ -1,8 +1,8 @@
 """The report: one HTML file with the findings, figures and tables of all records in a folder.
 
 It works offline: figures are inside, nothing is loaded from the network or from other files. Verdicts are
-corrected for the number of findings on the page (Holm). A record of networks that have hardly learned
-anything is named, but its numbers are not shown as a result.
+corrected for the number of findings on the page (Holm). Records of networks that have hardly learned
+anything, and records that an earlier version made, are named, but not shown as results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rectgrad.experiments import EXPERIMENTS, markup, summary
 from rectgrad.experiments.findings import Finding, Table, corrected
 from rectgrad.experiments.gallery import MODEL, PAPERS
 from rectgrad.experiments.lab import NO_PHOTOS
-from rectgrad.experiments.reproduce import experiment
+from rectgrad.experiments.reproduce import experiment, outdated
 from rectgrad.methods.catalog import title_of
 from rectgrad.photos import files
 
@@ -31,9 +31,10 @@ CITATION = """@inproceedings{kim2019saliency,
 }"""
 INTRODUCTION = (
     "Why are saliency maps noisy, and does Rectified Gradient help? We repeated the paper's experiments on "
-    "two datasets, with several training seeds where a claim is about the method. A finding holds, or does "
-    "not hold, if its p is below 0.05 after Holm's correction over all findings on this page; otherwise it "
-    "is inconclusive. Intervals are over networks and images."
+    "{}. A finding holds, or does not hold, if its p is below 0.05 after Holm's correction over all findings "
+    "on this page; otherwise it is inconclusive. Intervals are over networks and images. A claim about a "
+    "method needs networks of several training seeds: with one network, as in the preset quick, it is "
+    "inconclusive."
 )
 
 
@@ -67,13 +68,14 @@ def _agreements(out: Path) -> list[Record]:
 def page(out: Path, records: dict[str, dict[str, Record]], agreements: Sequence[Record] = ()) -> str:
     found = _findings(records)
     datasets = sorted({dataset for by_dataset in records.values() for dataset in by_dataset})
+    names = " and ".join(map(summary.name_of, datasets))
     links = "".join(f'<a href="#{name}">{escape(name)}</a>' for name in records)
     sections = [_section(out, name, each, found[name], datasets) for name, each in records.items()]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>rectgrad: the experiments</title><style>{markup.STYLE}</style>"
-        f"<h1>The experiments</h1><p>{escape(INTRODUCTION)}</p>\n"
+        f"<h1>The experiments</h1><p>{escape(INTRODUCTION.format(names))}</p>\n"
         f"{summary.figure(found, datasets)}\n<h2>What the paper says, what holds here, how we know</h2>"
         f"{summary.table(found, datasets)}\n<nav>{links}</nav>\n{''.join(sections)}"
         f"{''.join(map(_agreement, agreements))}"
@@ -87,7 +89,7 @@ def _findings(records: dict[str, dict[str, Record]]) -> dict[str, dict[str, list
         name: {
             dataset: experiment(name).findings(record["metrics"])
             for dataset, record in by_dataset.items()
-            if not _untrained(record)
+            if _omission(record) is None
         }
         for name, by_dataset in records.items()
     }
@@ -98,8 +100,21 @@ def _findings(records: dict[str, dict[str, Record]]) -> dict[str, dict[str, list
     }
 
 
-def _untrained(record: Record) -> bool:
-    return (record.get("accuracy") or 1.0) < LOWEST
+def _omission(record: Record) -> str | None:
+    """Why a record is not shown; None if it is."""
+    if outdated(record):
+        again = f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']}"
+        return (
+            "made by an earlier version, so its numbers and figures are left out; to run it again: "
+            f"{again} --preset {record['preset']}"
+        )
+    accuracy = record.get("accuracy")
+    if accuracy is not None and accuracy < LOWEST:
+        return (
+            f"the networks reach a test accuracy of {accuracy:.2f} only, so their maps are no result and are "
+            "not shown"
+        )
+    return None
 
 
 def _section(
@@ -110,11 +125,11 @@ def _section(
     datasets: Sequence[str],
 ) -> str:
     module = experiment(name)
-    shown = {dataset: record for dataset, record in records.items() if not _untrained(record)}
+    shown = {dataset: record for dataset, record in records.items() if _omission(record) is None}
     parts = [
         f'<h2 id="{name}">{escape(module.TITLE)}</h2>',
         f"<blockquote>The paper: {escape(module.PAPER)}</blockquote>",
-        *(_warning(record) for record in records.values() if _untrained(record)),
+        *(_warning(record) for dataset, record in records.items() if dataset not in shown),
         summary.section(findings, datasets),
         *_figures(out, module.CAPTIONS, shown),
         *(_numbers(record, module.tables(record["metrics"])) for record in shown.values()),
@@ -123,11 +138,9 @@ def _section(
 
 
 def _warning(record: Record) -> str:
-    name, accuracy = escape(summary.name_of(record["dataset"])), record["accuracy"]
-    return (
-        f"<p>{name}, preset {escape(record['preset'])}: the networks reach a test accuracy of {accuracy:.2f} "
-        "only, so their maps are no result and are not shown.</p>"
-    )
+    name = summary.name_of(record["dataset"])
+    text = f"{name}, preset {record['preset']}: {_omission(record)}."
+    return f"<p>{escape(text)}</p>"
 
 
 def _figures(out: Path, captions: dict[str, str], records: dict[str, Record]) -> list[str]:
@@ -160,7 +173,11 @@ def _pair(paths: Sequence[Path], caption: str) -> str:
 
 def _numbers(record: Record, tables: Sequence[Table]) -> str:
     notes = "".join(f'<p class="faint">Note: {escape(note)}.</p>' for note in _notes(record))
-    content = f'<p class="faint">{escape(_provenance(record))}</p>{"".join(map(markup.table, tables))}{notes}'
+    command = (
+        f"rectgrad reproduce {record['experiment']} --dataset {record['dataset']} --preset {record['preset']}"
+    )
+    about = f'<p class="faint">{escape(_provenance(record))}<br><code>{escape(command)}</code></p>'
+    content = f"{about}{''.join(map(markup.table, tables))}{notes}"
     return markup.folded(f"Numbers and provenance, {summary.name_of(record['dataset'])}", content)
 
 
@@ -184,18 +201,23 @@ def _agreement(record: Record) -> str:
 
 def _provenance(record: Record) -> str:
     where = record["environment"]
-    device = where["gpu"] or f"{where['cpu']}, {where['threads']} threads"
+    device = where["gpu"] or f"{where['cpu']}, threads: {where['threads']}"
     hidden = ("experiment", "dataset", "preset", "q", "photos")
-    numbers = ", ".join(
-        f"{key.replace('_', ' ')} {value}" for key, value in record["settings"].items() if key not in hidden
-    )
-    networks = len(record.get("weights") or ())
+    settings = {key: value for key, value in record["settings"].items() if key not in hidden}
+    networks = "; ".join(record["weights"])
     return (
-        f"Preset {record['preset']}: {numbers}; {networks} networks. {device}; torch {where['torch']}; "
-        f"{record['seconds']:.0f} s; {where['date'][:10]}; commit {(record['commit'] or 'unknown')[:12]}, "
-        f"code {record.get('code', 'unknown')}. rectgrad reproduce {record['experiment']} "
-        f"--dataset {record['dataset']} --preset {record['preset']}"
+        f"Preset {record['preset']}: {_words(settings)}; networks: {networks}. {device}; torch "
+        f"{where['torch']}; {record['seconds']:.0f} s; {where['date'][:10]}; commit "
+        f"{(record['commit'] or 'unknown')[:12]}, code {record['code']}"
     )
+
+
+def _words(value: Any) -> str:
+    """A setting as text."""
+    if isinstance(value, dict):
+        pairs = (f"{str(key).replace('_', ' ')}: {_words(each)}" for key, each in value.items())
+        return "; ".join(pairs) or "none"
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _notes(record: Record) -> list[str]:

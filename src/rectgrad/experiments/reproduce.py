@@ -122,10 +122,16 @@ def _names(value: Any) -> set[str]:
 def _load(path: Path, lab: Lab) -> dict[str, Any] | None:
     """The existing record with these settings, if any."""
     record: dict[str, Any] = files.load_json(path) or {}
-    if record.get("settings") != lab.settings():
+    if record.get("settings") != lab.settings() or outdated(record):
         return None
     lacks_photos = any(note.startswith(NO_PHOTOS) for note in record["notes"])
     return None if lacks_photos and lab.gallery else record  # photos are available now
+
+
+def outdated(record: dict[str, Any]) -> bool:
+    """Whether an earlier version made the record, whose metrics have another form. Those did not save a hash
+    of their code."""
+    return "code" not in record
 
 
 def _check_overwrite(path: Path, preset: str) -> None:

@@ -115,7 +115,7 @@ def draw(lab: Lab, metrics: dict[str, Any]) -> dict[str, Any]:
             axis.tick_params(axis="x", rotation=20)
             axis.set_title(f"{kind}, from the output" if kind == "cascading" else "each layer alone")
             axis.spines[["top", "right"]].set_visible(False)
-        row[0].set_ylabel(f"{MEASURES[key]} with the trained network's map")
+        row[0].set_ylabel(MEASURES[key])
     page.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return {"": page}
 

@@ -11,7 +11,7 @@ from rectgrad.experiments.findings import VERDICTS, Finding
 
 Findings = Mapping[str, Mapping[str, Sequence[Finding]]]  # experiment -> dataset -> its findings
 NAMES = {"cifar10": "CIFAR-10", "shapes": "shapes"}
-SIZE, STEP, LEFT, COLUMN = 14, 18, 160, 330
+SIZE, STEP, LEFT, GAP = 14, 18, 160, 36
 
 
 def name_of(dataset: str) -> str:
@@ -31,8 +31,10 @@ def figure(found: Findings, datasets: Sequence[str]) -> str:
     """A row per experiment and a square per finding, in the colour of its verdict; its claim is the
     tooltip."""
     height = STEP * (len(found) + 2)
+    most = max((len(own) for by_dataset in found.values() for own in by_dataset.values()), default=0)
+    column = STEP * max(most, 8) + GAP
     parts = [
-        f'<text x="{LEFT + COLUMN * k}" y="13">{escape(name_of(each))}</text>'
+        f'<text x="{LEFT + column * k}" y="13">{escape(name_of(each))}</text>'
         for k, each in enumerate(datasets)
     ]
     for row, (name, by_dataset) in enumerate(found.items(), start=1):
@@ -40,8 +42,8 @@ def figure(found: Findings, datasets: Sequence[str]) -> str:
         parts.append(f'<a href="#{name}"><text x="0" y="{y + 11}">{escape(name)}</text></a>')
         for k, dataset in enumerate(datasets):
             for i, each in enumerate(by_dataset.get(dataset, ())):
-                parts.append(_square(LEFT + COLUMN * k + STEP * i, y, each))
-    width = LEFT + COLUMN * len(datasets)
+                parts.append(_square(LEFT + column * k + STEP * i, y, each))
+    width = LEFT + column * len(datasets)
     label = "verdicts of all findings by experiment and dataset"
     drawn = f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{label}">'
     key = ", ".join(f'<b class="{markup.CLASS_OF[h]}">■ {word}</b>' for h, word in VERDICTS.items())
@@ -57,7 +59,7 @@ def _square(x: int, y: int, found: Finding) -> str:
 
 
 def table(found: Findings, datasets: Sequence[str]) -> str:
-    """The paper's claims with their verdicts; those that the paper does not make are folded away."""
+    """The paper's claims with their verdicts, then those that the paper does not make."""
     rows: dict[bool, list[list[str]]] = {False: [], True: []}
     for name, by_dataset in found.items():
         for claim, each in paired(by_dataset).items():
@@ -68,7 +70,7 @@ def table(found: Findings, datasets: Sequence[str]) -> str:
     papers = markup.grid(["how we know", "what the paper says", *names], rows[False], "text")
     others = markup.grid(["experiment", "claim", *names], rows[True], "text")
     title = "Controls and questions that the paper does not ask"
-    return papers + (f"<h3>{title}</h3>{others}" if rows[True] else "")
+    return (papers if rows[False] else "") + (f"<h3>{title}</h3>{others}" if rows[True] else "")
 
 
 def section(by_dataset: Mapping[str, Sequence[Finding]], datasets: Sequence[str]) -> str:
