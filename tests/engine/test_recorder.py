@@ -308,7 +308,7 @@ def test_a_record_copies_what_is_overwritten_once():
     assert norm.output.data_ptr() == relu.inputs[0].data_ptr() != relu.output.data_ptr()
 
 
-@pytest.mark.parametrize("given, named", [((None, None, True), {}), ((), {"training": True})])
+@pytest.mark.parametrize(("given", "named"), [((None, None, True), {}), ((), {"training": True})])
 def test_a_batch_norm_that_updates_its_statistics_is_not_linked(given, named, passes):
     mean, variance = torch.zeros(4).double(), torch.ones(4).double()
     net, x = made(lambda net, x: F.relu(F.batch_norm(x, mean, variance, *given, **named)))
