@@ -47,8 +47,7 @@ from pathlib import Path
 from rectgrad.experiments import lab, noise_level
 from rectgrad.experiments.reproduce import reproduce
 lab.EPOCHS["shapes"] = 3
-noise_level.CHUNK = 10
-noise_level.PRESETS["quick"] = {"per_class": 2, "images": 60}
+noise_level.PRESETS["quick"] = {"per_class": 2, "images": 20, "matched": 10}
 noise_level.COMPARED = ("saliency", "deeplift", "rectgrad")
 print("started", flush=True)
 reproduce("noise-level", out=Path(sys.argv[1]))

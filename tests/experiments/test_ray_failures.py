@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -73,7 +74,7 @@ with cluster.session() as ray:
 """
 FULL = """
 import numpy, ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
 from rectgrad.photos import cluster
 
 def large(i):
@@ -102,8 +103,24 @@ def python(code: str, *arguments: str, folder: Path, **environment: str) -> subp
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return process.returncode, out, err
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch):
+    """Ray keeps its sockets here, whose paths must be short, and the address of the last head node. That of
+    this machine is not overwritten. The one in here has been killed."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "ray").mkdir()
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize(("code", "said"), [(FAILING, "named"), (FULL, "complete")], ids=["failing", "full"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -20,7 +21,9 @@ def session() -> Iterator[Any]:
     ray = _import_ray()
     started_here = not ray.is_initialized()
     if started_here:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        # Without an address, Ray would look for the last cluster of this machine, even if it was killed.
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield ray
     finally:
