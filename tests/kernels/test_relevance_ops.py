@@ -112,3 +112,27 @@ def test_maps_are_those_of_the_portable_kernels(composite, monkeypatch):
         found / found.abs().max(),
         rectgrad.attribute(model, x, "lrp", target=1, **options) / found.abs().max(),
     )
+
+
+@pytest.mark.parametrize("composite", relevance_ops.COMPOSITES)
+def test_scaled_weights_give_the_same_maps(composite):
+    """As on a GPU; on a CPU, weights get the signs of the scales alone."""
+    model, x = network()
+    model, x = model.double(), x.double()
+    options = {"composite": composite, "epsilon": 1e-3}
+    options |= {"low": -5.0, "high": 5.0} if "box" in composite else {}
+    found = rectgrad.attribute(model, x, "lrp", target=1, **options)
+    with mock.patch.object(relevance_ops, "scales_weights", return_value=True) as asked:
+        again = rectgrad.attribute(model, x, "lrp", target=1, **options)
+    assert asked.called is (composite != "epsilon")
+    torch.testing.assert_close(again, found, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_channel_that_a_batch_norm_switches_off_keeps_maps_finite(kind):
+    model, x = network()
+    for norm in (each for each in model.modules() if isinstance(each, nn.BatchNorm2d)):
+        nn.init.constant_(norm.weight[:2], 0), nn.init.constant_(norm.weight[2:4], 1e-38)
+    model, x = model.to(kind), x.to(kind)
+    for composite in ("zplus", "gamma", "epsilon_alpha2_beta1_flat", "deep_taylor"):
+        assert bool(rectgrad.attribute(model, x, "lrp", target=1, composite=composite).any())

@@ -184,9 +184,10 @@ class Layer:
     """A layer with weights in a backward pass, one linear map with what scales and shifts before it and the
     biases and the batch norm after it.
 
-    The shares of a sum do not depend on its scale. So the weights get only the signs of the batch norm's
-    scales: what the rules compute with are outputs, biases and epsilon / the size of the scale. Weights are
-    many, and most scales are positive: then the weights are used as they are.
+    The shares of a sum do not depend on its scale. So on a CPU, where a pass over weights takes long, they
+    get only the signs of the batch norm's scales: what the rules compute with are outputs, biases and
+    epsilon / the size of the scale. Most scales are positive, and then the weights are used as they are. On
+    a GPU, where the number of calls counts, the weights are scaled.
     """
 
     y: Tensor  # its input
@@ -222,7 +223,7 @@ class Layer:
 
     @cached_property
     def epsilon(self) -> Any:
-        return self.composite.epsilon / self.size
+        return self._by_size(self.composite.epsilon)
 
     @cached_property
     def shift(self) -> Tensor | None:
@@ -237,16 +238,23 @@ class Layer:
     @cached_property
     def total(self) -> Tensor:
         """The output of the whole; what was kept of the steps after may be gone."""
-        return wide(_through(self.place.after, self.z))
+        if self.scale is None or self.bias is not None or self.shift is not None or self.family == "matmul":
+            return wide(_through(self.place.after, self.z))
+        # A batch norm's kernel takes several times as long.
+        return torch.addcmul(self.offset, wide(self.z), self._by_channel(self.scale))
 
     @cached_property
-    def constant(self) -> Tensor:
-        """What the whole makes of 0, in a shape that broadcasts, without the size of the scale."""
+    def offset(self) -> Tensor:
+        """What the whole makes of 0, in a shape that broadcasts."""
         if self.shift is not None or self.family == "matmul":
             own = _first(self.itself.call(torch.zeros_like(self.y) if self.shift is None else self.shift))
         else:
-            own = self._by_channel(0 if self.bias is None else self.bias.detach())
-        return wide(_through(self.place.after, own)) / self.size
+            own = self._by_channel(0 if self.bias is None else self.bias.detach().to(self.y))
+        return wide(_through(self.place.after, own))
+
+    @cached_property
+    def constant(self) -> Tensor:
+        return self._by_size(self.offset)
 
     @cached_property
     def scale(self) -> Tensor | None:
@@ -255,9 +263,14 @@ class Layer:
         return None if norm is None else wide(norm.scale())
 
     @cached_property
-    def size(self) -> Any:
-        """Of the scale, in a shape that broadcasts to the output."""
-        return 1.0 if self.scale is None else self._by_channel(self.scale.abs().clamp(min=SMALLEST))
+    def size(self) -> Tensor | None:
+        """Of the scale, in a shape that broadcasts to the output; None if the weights have it."""
+        if self.scale is None or scales_weights(self.scale):
+            return None
+        return self._by_channel(self.scale.abs().clamp(min=SMALLEST))
+
+    def _by_size(self, value: Any) -> Any:
+        return value if self.size is None else value / self.size
 
     @cached_property
     def fused(self) -> Units | None:
@@ -268,24 +281,23 @@ class Layer:
             return None
         shift = _through(self.place.after, self._by_channel(0))
         scale = torch.ones_like(shift) if self.scale is None else self.scale
-        return (
-            Units(*given, scale, shift, self.epsilon, self.size) if shift.numel() == scale.numel() else None
-        )
+        size = 1.0 if self.size is None else self.size
+        return Units(*given, scale, shift, self.epsilon, size) if shift.numel() == scale.numel() else None
 
     def _by_channel(self, value: Any) -> Tensor:
         """A number, or one for each output channel, in a shape that broadcasts to the output."""
         channel = 1 if self.place.convolves else -1
-        given = value.to(self.y) if isinstance(value, Tensor) else self.y.new_full((), value)
+        given = value if isinstance(value, Tensor) else self.y.new_full((), value)
         numbers = given.expand(self.z.shape[channel])
         return numbers.reshape(1, -1, *(1,) * (self.z.dim() - 2 if channel == 1 else 0))
 
     @cached_property
     def weight(self) -> Tensor:
-        """With the signs of the scales. Only on a CPU they can be read without waiting."""
+        """With the scales, or their signs."""
         w, scale = self.place.weight.detach().to(self.x.dtype), self.scale
-        if scale is None or (scale.is_cpu and bool((scale >= 0).all())):
+        if scale is None or (not scales_weights(scale) and bool((scale >= 0).all())):
             return w
-        return scaled(w, torch.ones_like(scale).copysign(scale), self.family, self.groups)
+        return scaled(w, scale if scales_weights(scale) else scale.sign(), self.family, self.groups)
 
     def weights(self, change: Change) -> LinearMap:
         """The linear map with other weights."""
@@ -345,7 +357,7 @@ class Layer:
         if self.fused is not None and positive:
             above, favoured = self.fused.share(grown, own, gamma=gamma, mixed=not only_positive)
             return above, None, favoured
-        z, grown = self.total / self.size, grown.add_(own)
+        z, grown = self._by_size(self.total), grown.add_(own)
         if not only_positive:
             own = torch.where(z > 0, own, bias.clamp(max=0))
             grown = torch.where(z > 0, grown, z - grown)
@@ -363,7 +375,7 @@ class Layer:
         slope = wide(self.at(self.y.new_ones)) - wide(self.at(self.y.new_zeros))
         weights = self.weights(torch.ones_like if flat else torch.square)
         counts = slope.ne(0).to(slope.dtype) if flat else slope.square()
-        epsilon = self.composite.epsilon / (1 if flat else self.size**2)
+        epsilon = self.composite.epsilon if flat else self._by_size(self.epsilon)
         return counts * _back(
             weights, self._share(self.relevance, _first(weights.call(counts)), None, epsilon)
         )
@@ -396,6 +408,11 @@ class Layer:
         shared = per_unit(R, z, epsilon) if mixed else _threshold_backward(R / (z + epsilon), z, 0)
         absorb(self.absorbed, lambda: (0 if bias is None else bias * shared, lost))
         return shared
+
+
+def scales_weights(scale: Tensor) -> bool:
+    """Whether weights are multiplied by the scales of a batch norm; if not, by their signs alone."""
+    return not scale.is_cpu
 
 
 def _for_native(*tensors: Tensor) -> bool:

@@ -48,7 +48,9 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
         absorb(op.state.absorbed, lambda: (R * kernel.softmax_bias(op.output, op.inputs[0], dim), 0))
         return op.vjp(R)
 
-    return lrp_rules(Composite.named("epsilon", epsilon)) | {"softmax": Rule(softmax, "attn_lrp")}
+    return lrp_rules(Composite.named("epsilon", epsilon)) | {
+        "softmax": Rule(softmax, "attn_lrp", checks=True)
+    }
 
 
 def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
@@ -71,7 +73,7 @@ def lrp_linear(epsilon: float) -> Rule:
             R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return Rule(apply, "lrp_epsilon")
+    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # what is not finite stays so, and is noticed later
 
 
 def lrp_layer(composite: Composite, convolution: bool) -> Rule:
@@ -84,7 +86,8 @@ def lrp_layer(composite: Composite, convolution: bool) -> Rule:
         return layer_of(op, R, composite).shared().to(R.dtype)
 
     name = composite.convolution if convolution else composite.dense
-    return Rule(apply, f"lrp_{name}" + f" (first lrp_{composite.first})" * (composite.first != name))
+    title = f"lrp_{name}" + f" (first lrp_{composite.first})" * (composite.first != name)
+    return Rule(apply, title, checks=plain.checks and composite.first == "epsilon")
 
 
 def _unless_merged(rule: Rule, composite: Composite) -> Rule:
@@ -144,7 +147,7 @@ def lrp_norm(epsilon: float) -> Rule:
     def apply(op: Op, R: Tensor) -> Any:
         return norm_gradient(op, stabilised(R, op.output, epsilon, op.state.absorbed, lambda: _constant(op)))
 
-    return Rule(apply, "lrp_norm")
+    return Rule(apply, "lrp_norm", checks=epsilon > 0)
 
 
 def _constant(op: Op) -> Tensor:
