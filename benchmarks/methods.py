@@ -6,8 +6,9 @@
 A plain gradient is `torch.autograd.grad` of the class scores with respect to the input, eager, in the same
 process. Contenders are interleaved; a ratio is the median over the rounds of the ratios within a round.
 Perturbation methods are compared with the same number of bare forward passes in batches of the same size, and
-Expected Gradients with Captum's GradientShap, where Captum is installed. CPU: two threads, batch 1. CUDA:
-TF32, channels last, batch 64 by ordinary calls and batch 1 by `rectgrad.capture`.
+Expected Gradients with Captum's GradientShap, where Captum is installed. CPU: two threads, batch 1, CPU time
+of the process rather than wall time, because other processes disturb it less. CUDA: wall time, TF32, channels
+last, batch 64 by ordinary calls and batch 1 by `rectgrad.capture`.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ ONE_PASS: dict[str, tuple[str, dict[str, Any]]] = {
 Run = Callable[[], Any]
 
 
-def timed(runs: dict[str, Run], rounds: int, wait: Run) -> dict[str, list[float]]:
+def timed(runs: dict[str, Run], rounds: int, wait: Run, clock: Callable[[], float]) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(rounds + 2):
         for name, run in runs.items():
             wait()
-            begin = time.perf_counter()
+            begin = clock()
             run()
             wait()
             if i >= 2:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(clock() - begin)
     return times
 
 
@@ -151,10 +152,12 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     else:
         torch.set_num_threads(2)
-    record: dict[str, Any] = {"rounds": given.rounds, "environment": environment.environment(given.device)}
+    clock = time.perf_counter if cuda else time.process_time
+    record: dict[str, Any] = {"rounds": given.rounds, "clock": clock.__name__}
+    record["environment"] = environment.environment(given.device)
 
     def measure(key: str, runs: dict[str, Run], base: str, rounds: int) -> None:
-        record[key] = ratios(timed(runs, rounds, wait), base)
+        record[key] = ratios(timed(runs, rounds, wait, clock), base)
         print(key, json.dumps(record[key]), flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -48,9 +48,8 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
         absorb(op.state.absorbed, lambda: (R * kernel.softmax_bias(op.output, op.inputs[0], dim), 0))
         return op.vjp(R)
 
-    return lrp_rules(Composite.named("epsilon", epsilon)) | {
-        "softmax": Rule(softmax, "attn_lrp", checks=True)
-    }
+    rule = Rule(softmax, "attn_lrp", checks=True)
+    return lrp_rules(Composite.named("epsilon", epsilon)) | {"softmax": rule}
 
 
 def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
@@ -68,8 +67,7 @@ def lrp_linear(epsilon: float) -> Rule:
         if op.facts.folded:
             absorb(op.state.absorbed, lambda: (kernel.product(R, _constant(op)), 0))
         else:
-            mask = op.family == "add" and op.data_count == 1  # whose scores may be -inf
-            z = op.output.nan_to_num() if mask else op.output
+            z = op.output if op.family != "add" or op.data_count > 1 else op.output.nan_to_num()  # a mask
             R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
