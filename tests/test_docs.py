@@ -241,10 +241,10 @@ def test_every_method_is_drawn_on_six_photos_of_the_gallery():
             assert picture.height == 12 + (1 + len(rows)) * (24 + 132 + 12)  # a row each, and the photos
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", sorted(rectgrad.METHODS.keys() - {"random"}))
 def test_a_method_is_described_in_full(name):
     page = ROOT.joinpath("docs", "methods.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## [^\n]*`{name}`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)[1]
+    section = re.search(rf"^###? [^\n]*`{name}`[^\n]*\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)[1]
     assert [aspect for aspect, words in ASPECTS.items() if not re.search(words, section)] == []
 
 
