@@ -124,7 +124,7 @@ class Work:
             if self._tasks.get(task.key) is task:
                 del self._tasks[task.key]
 
-    def close(self, seconds: float = 2.0) -> bool:
+    def close(self, seconds: float = 1.0) -> bool:
         """Stops everything. Returns whether all has ended within this time."""
         for task in self._tasks.values():
             task.stopped = True

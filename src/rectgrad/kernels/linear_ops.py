@@ -60,13 +60,12 @@ class Geometry(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def geometry(weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
-    """From the shape of the weight and a call's arguments: None, one number for all dimensions, or one for
-    each."""
-    kernel = tuple(weight[2:])
+def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
+    """From a call's arguments: None, one number for all dimensions, or one for each."""
     dims = len(kernel)
     padding = 0 if padding in (None, "valid") else padding
     stride, dilation, groups = (1 if value is None else value for value in (stride, dilation, groups))
+    kernel = tuple(kernel)
     return Geometry(kernel, per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims), groups)
 
 
@@ -80,9 +79,9 @@ class Conv:
         self.shape, self._strides = x.shape, x.stride()
         self._weight = Weight(weight)
         try:
-            self.geometry = geometry(weight.shape, *given)
+            self.geometry = geometry(weight.shape[2:], *given)
         except TypeError:  # lists
-            self.geometry = geometry(weight.shape, *(tuple(v) if type(v) is list else v for v in given))
+            self.geometry = geometry(weight.shape[2:], *(tuple(v) if type(v) is list else v for v in given))
 
     def gradient(self, R: Any, within: Region | None = None) -> Gradient:
         if type(R) is Sparse:
