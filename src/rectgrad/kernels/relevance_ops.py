@@ -279,7 +279,7 @@ class Layer:
         plain = self.place.convolves and self.shift is None and self.absorbed is None and not probability
         if not plain or not _for_native(*given):
             return None
-        shift = _through(self.place.after, self._by_channel(0))
+        shift = self.offset if self.bias is None else _through(self.place.after, self._by_channel(0))
         scale = torch.ones_like(shift) if self.scale is None else self.scale
         size = 1.0 if self.size is None else self.size
         return Units(*given, scale, shift, self.epsilon, size) if shift.numel() == scale.numel() else None
