@@ -230,7 +230,7 @@ def test_activity_that_depends_on_the_position_alone_is_no_difference():
     torch.manual_seed(0)
     objects = torch.rand(12, 32, 32) < 0.15
     objects[:, 10:22, 10:22] |= torch.rand(12, 12, 12) < 0.6
-    found = feature_frequency.compared(activation, objects, 2)
+    found = feature_frequency.compared(activation, objects, 2, units.of_other_classes(np.arange(12) // 2))
     assert np.mean(found["plain"]) > 0.3
     assert np.abs(found["centred"]).max() < 1e-6
     assert np.abs(found["beyond"]).max() < 1e-6
@@ -243,13 +243,28 @@ def test_the_null_is_the_difference_for_masks_of_other_images():
     same = torch.randn(1, 3, 16, 16).expand(12, -1, -1, -1)
     where = units.resized(objects, 16)
     own = torch.where(where[:, None], 1.0, -1.0).expand(-1, 3, -1, -1)
+    labels = np.arange(12) // 2
+    others = units.of_other_classes(labels)
     for activation in (same, own):
-        found = feature_frequency.compared(activation, objects, 2)
+        found = feature_frequency.compared(activation, objects, 2, others)
         active, rings = (activation > 0).float().mean(1), feature_frequency.distances(16, 2)
         for i in range(12):
-            others = [(i - turn) % 12 for turn in range(1, 11)]  # ten other images
-            null = [feature_frequency.difference(active[i : i + 1], where[j : j + 1], rings) for j in others]
+            null = [
+                feature_frequency.difference(active[i : i + 1], where[j : j + 1], rings)
+                for j in np.flatnonzero(labels != labels[i])  # ten images
+            ]
             expected = found["centred"][i] - float(torch.cat(null).mean())
             assert found["beyond"][i] == pytest.approx(expected, abs=1e-5)
-    assert abs(np.mean(feature_frequency.compared(same, objects, 2)["beyond"])) < 0.02
-    assert np.mean(feature_frequency.compared(own, objects, 2)["beyond"]) > 0.9
+    assert abs(np.mean(feature_frequency.compared(same, objects, 2, others)["beyond"])) < 0.02
+    assert np.mean(feature_frequency.compared(own, objects, 2, others)["beyond"]) > 0.9
+
+
+def test_the_masks_of_the_null_are_spread_over_all_other_classes():
+    labels = np.repeat(np.arange(10), 10)  # the order of the images with masks
+    others = units.of_other_classes(labels).numpy()
+    assert others.shape == (10, 100)
+    for i in range(100):
+        assert len(set(others[:, i])) == 10
+        assert set(labels[others[:, i]]) == set(range(10)) - {labels[i]}
+    with pytest.raises(ValueError, match="the same class"):
+        units.of_other_classes(np.zeros(4, dtype=int))

@@ -8,7 +8,7 @@ while objects are in the middle.
     all positions        the plain difference
     without the border   positions that the zero padding reaches are left out
     equal distances      object and background are compared at equal distances from the centre
-    beyond other masks   the last one minus its value for the masks of other images, the null
+    beyond other masks   the last one minus its value for the masks of images of other classes, the null
 
 Intervals are over networks and images; d = mean / standard deviation of the images' differences. The paper
 expects no difference.
@@ -29,7 +29,7 @@ from rectgrad.experiments.colours import layer_name
 from rectgrad.experiments.findings import ALPHA, Finding, Table, mean, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.statistics import p_value, spread
-from rectgrad.experiments.units import LAYERS, activations, resized
+from rectgrad.experiments.units import LAYERS, activations, of_other_classes, resized
 
 TITLE = "How often units are active on the object and on the background"
 PRESETS = {"quick": {"per_class": 10}, "paper": {"per_class": 10}}
@@ -50,15 +50,15 @@ STAGES = {
     "centred": "equal distances",
     "beyond": "beyond other masks",
 }
-OTHERS = 10  # masks of other images per image
 EQUAL = 0.02  # difference of shares that counts as none
 SHADES = ("#c3c5cc", "#8fa9cf", "#5f86bf", "#1c3f73")
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    x, objects, _ = lab.masked()
+    x, objects, images = lab.masked()
+    others = of_other_classes(images.labels)
     each = [
-        lab.parts.part(f"network {seed}", partial(_measure, module, x.to(lab.device), objects))
+        lab.parts.part(f"network {seed}", partial(_measure, module, x.to(lab.device), objects, others))
         for seed, module in zip(lab.seeds, lab.networks(), strict=True)
     ]
     found = {
@@ -72,20 +72,22 @@ def run(lab: Lab) -> dict[str, Any]:
     return found
 
 
-def _measure(module: nn.Module, x: Tensor, objects: Tensor) -> dict[str, dict[str, list[float]]]:
+def _measure(
+    module: nn.Module, x: Tensor, objects: Tensor, others: Tensor
+) -> dict[str, dict[str, list[float]]]:
     active = activations(module, x)
-    return {name: compared(each, objects, BORDER[name]) for name, each in active.items()}
+    return {name: compared(each, objects, BORDER[name], others) for name, each in active.items()}
 
 
-def compared(activation: Tensor, objects: Tensor, border: int) -> dict[str, list[float]]:
-    """One value per image: the shares on the object and on the background, and the difference by stage."""
+def compared(activation: Tensor, objects: Tensor, border: int, others: Tensor) -> dict[str, list[float]]:
+    """One value per image: the shares on the object and on the background, and the difference by stage.
+    `others` (n, N) are the images whose masks are the null."""
     where, active = resized(objects, activation.shape[-1]), (activation > 0).float().mean(1)
     everywhere = torch.ones(1, *active.shape[1:])
     inner = distances(active.shape[-1], border)
     on, off = frequencies(activation, objects)
     centred = difference(active, where, inner)
-    turns = range(1, min(OTHERS, len(where) - 1) + 1)
-    other = torch.stack([difference(active, where.roll(i, 0), inner) for i in turns]).nanmean(0)
+    other = torch.stack([difference(active, where[rows], inner) for rows in others]).nanmean(0)
     return {
         "object": on.tolist(),
         "background": off.tolist(),
@@ -172,7 +174,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             found["beyond"],
             f"difference {mean(found['plain'])} at all positions, {mean(found['inner'])} without the border, "
             f"{mean(found['centred'])} at equal distances from the centre, {mean(found['beyond'])} beyond "
-            f"masks of other images (d = {found['beyond']['effect']:.2f})",
+            f"masks of images of other classes (d = {found['beyond']['effect']:.2f})",
         )
         for name, found in metrics.items()
     ]
