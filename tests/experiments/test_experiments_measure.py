@@ -1,5 +1,7 @@
 """Each experiment measures what it says: its numbers against slow or independent ones."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,55 @@ def test_units_go_off_in_order_and_only_where_they_should(name, place, module):
             active, region = int(off[i].sum()), int((before[i] != 0)[where[i]].sum())
             assert abs(active - region * k / 4) <= 0.08 * region + 2  # of 4 parts
     assert torch.equal(seen[-1] == 0, where | (before == 0))
+
+
+@pytest.mark.parametrize("together", [2, 5, 20])
+def test_steps_may_run_together(together, module):
+    args = (module, X, MASKS, "conv3", "background", 6, 1)
+    one_by_one = feature_occlusion.occluded_logits(*args)
+    assert torch.allclose(feature_occlusion.occluded_logits(*args, together), one_by_one, atol=1e-4)
+    assert one_by_one.std(0).mean() > 0.01
+
+
+def test_the_null_of_occlusion_has_masks_of_other_classes(module):
+    """Written out: all units of a region zeroed by multiplying the activation with the mask."""
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    lab = types.SimpleNamespace(device="cpu", masked=lambda: (X, MASKS, types.SimpleNamespace(labels=labels)))
+    found = feature_occlusion._others(lab, module, "conv4")
+
+    def margin(i: int, keep: torch.Tensor) -> float:
+        hook = module.relu4.register_forward_hook(lambda _, __, y: y * keep)
+        try:
+            logits = module(X[i : i + 1])[0].tolist()
+        finally:
+            hook.remove()
+        return logits.pop(labels[i]) - max(logits)
+
+    for i in range(6):
+        drops = []
+        for j in np.flatnonzero(labels != labels[i]):
+            where = units.resized(MASKS[j : j + 1], 16)[0].float()
+            drops.append(
+                margin(i, where) - margin(i, 1 - where)
+            )  # without the background, without the object
+        assert found[i] == pytest.approx(np.mean(drops), abs=1e-3)
+
+
+def test_an_effect_of_size_and_place_does_not_decide_that_objects_matter():
+    """The units of the object matter more, but not more than those under the masks of other classes."""
+    rng = np.random.default_rng(0)
+    more, null = (2 + rng.normal(0, 0.1, (5, 40)) for _ in range(2))
+    about = {"margin": [3.0, 2.0, 1.0], "drop": statistics.spread(more)}
+    found = {
+        "object": about,
+        "background": about,
+        "more": statistics.estimate(more),
+        "null": statistics.estimate(null),
+        "beyond": statistics.difference(more, null),
+    }
+    assert feature_occlusion.findings({"conv1": found})[0].holds is None
+    found["beyond"] = statistics.difference(more, null - 1)
+    assert feature_occlusion.findings({"conv1": found})[0].holds is True
 
 
 def test_trials_have_orders_of_their_own(module):
