@@ -18,7 +18,7 @@ from rectgrad.experiments import sheets
 from rectgrad.experiments.findings import Finding, Table, by_method, decided, order, others
 from rectgrad.experiments.gallery import pairs
 from rectgrad.experiments.lab import Lab
-from rectgrad.experiments.maps import COMPARED, comparison_map, with_final_threshold
+from rectgrad.experiments.maps import COMPARED, comparison_map, nan_where_zero, with_final_threshold
 from rectgrad.experiments.repeated import measured
 from rectgrad.experiments.statistics import by_method as spreads
 from rectgrad.methods import RectGrad
@@ -57,10 +57,10 @@ def _sparsity(x: Tensor, module: nn.Module, method: str) -> dict[str, list[float
     maps = comparison_map(module, x, method)
     cut = with_final_threshold(maps, method)
     return {
-        "gini": gini(maps).tolist(),
-        "gini_thresholded": gini(cut).tolist(),
-        "zero_share": zero_share(maps).tolist(),
-        "zero_share_thresholded": zero_share(cut).tolist(),
+        "gini": nan_where_zero(gini(maps), maps),
+        "gini_thresholded": nan_where_zero(gini(cut), cut),
+        "zero_share": nan_where_zero(zero_share(maps), maps),
+        "zero_share_thresholded": nan_where_zero(zero_share(cut), cut),
     }
 
 

@@ -25,7 +25,7 @@ from rectgrad.experiments.colours import layer_name
 from rectgrad.experiments.findings import Finding, Table, decided, effect, mean, number
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import comparison_map
-from rectgrad.experiments.statistics import spread
+from rectgrad.experiments.statistics import estimate, spread
 from rectgrad.kernels.reference import percentile
 from rectgrad.methods import RectGrad
 from rectgrad.metrics import gini, zero_share
@@ -50,6 +50,7 @@ CAPTIONS = {
 }
 SHOWN = (0, 10, 20, 80, 90, 95, 99)
 PHOTOS_MEASURED = 20
+NEAR = 0.01  # of the largest score
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def _curves(lab: Lab, what: str, modules: list[nn.Module], x: Tensor, levels: li
     about = {key: [spread(each[key]) for each in found] for key in ("gini", "zero_share", "overlap")}
     layers = {
         f"{i + 1} {name}": {
-            "tau": [_short(each["tau"][:, i]) for each in found],
-            "zeros": [_short(each["zeros"][:, i]) for each in found],
+            "tau": [estimate(each["tau"][:, i]) for each in found],
+            "zeros": [estimate(each["zeros"][:, i]) for each in found],
             "units": int(found[0]["units"][0, i]),
         }
         for i, name in enumerate(names)
@@ -104,10 +105,6 @@ def _curves(lab: Lab, what: str, modules: list[nn.Module], x: Tensor, levels: li
     kept = [lab.parts.part(f"{what} 20 to 80 {i}", partial(_kept, m, x)) for i, m in enumerate(modules)]
     overlap = spread(np.array(kept, dtype=float))
     return {"q": levels, **about, "overlap_20_80": overlap, "layers": layers, "n": len(x)}
-
-
-def _short(values: np.ndarray) -> dict[str, float]:
-    return {"mean": float(values.mean()), "std": float(values.std())}
 
 
 def _kept(module: nn.Module, x: Tensor) -> list[float]:
@@ -170,7 +167,7 @@ def _curve_figure(metrics: dict[str, Any]) -> Figure:
             axes[0].plot(found["q"], _means(found["gini"]), label=label)
             axes[1].plot(found["q"], _means(found["overlap"]), label=label)
     for key, layer in metrics["cnn"]["layers"].items():
-        name = layer_name(key.split(" ")[-1])
+        name = _in_words(key)
         axes[2].plot(metrics["cnn"]["q"], _means(layer["tau"]), label=name)
         axes[3].plot(metrics["cnn"]["q"], _means(layer["zeros"]), label=name)
     axes[2].axhline(0, color="grey", linestyle=":")
@@ -183,6 +180,11 @@ def _curve_figure(metrics: dict[str, Any]) -> Figure:
     axes[0].legend(frameon=False)
     axes[2].legend(frameon=False, fontsize=7)
     return page
+
+
+def _in_words(layer: str) -> str:
+    """The name of a layer without its number."""
+    return layer_name(layer.split(" ")[-1])
 
 
 def _means(spreads: list[dict[str, Any]]) -> list[float]:
@@ -204,11 +206,11 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
         ]
         layers = found["layers"] if len(found["layers"]) <= 8 else {}
         rows += [
-            [f"tau / largest, {name}", *(number(v["tau"][i]["mean"]) for i in kept)]
+            [f"tau / largest, {_in_words(name)}", *(number(v["tau"][i]["mean"]) for i in kept)]
             for name, v in layers.items()
         ]
         rows += [
-            [f"zero scores, {name}", *(number(v["zeros"][i]["mean"]) for i in kept)]
+            [f"zero scores, {_in_words(name)}", *(number(v["zeros"][i]["mean"]) for i in kept)]
             for name, v in layers.items()
         ]
         made.append(Table(head, rows, "Layers from the output to the input."))
@@ -234,13 +236,19 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         near = {
             name: max(abs(layer["tau"][i]["mean"]) for i in middle) for name, layer in about["layers"].items()
         }
-        far = {name: value for name, value in near.items() if value > 0.01}
-        furthest = f"; furthest: {max(far, key=far.__getitem__)}, {number(max(far.values()))}" if far else ""
+        furthest = max(near, key=near.__getitem__)
+        within = sum(value < NEAR for value in near.values())
         found.append(
-            Finding(
+            decided(
                 f"{what}: tau is close to 0 from q = 20 to 80 (within 1 % of the layer's largest score).",
-                not far,
-                f"true for {len(near) - len(far)} of {len(near)} layers{furthest}",
+                [
+                    effect(layer["tau"][i], against=-sign * NEAR, sign=sign)
+                    for layer in about["layers"].values()
+                    for i in middle
+                    for sign in (1, -1)
+                ],
+                f"true of the means of {within} of {len(near)} layers; furthest: {_in_words(furthest)}, "
+                f"{number(near[furthest])}",
             )
         )
     return found
