@@ -22,7 +22,7 @@ from rectgrad.experiments.colours import colour
 from rectgrad.experiments.findings import Finding, Table, decided, effect, mean, methods
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import comparison_map
-from rectgrad.experiments.statistics import difference, spread
+from rectgrad.experiments.statistics import difference, estimate, spread
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, title_of
 from rectgrad.metrics import rank_correlation, specificity, unrelated
@@ -120,12 +120,13 @@ def targets(outputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _summary(values: Mapping[str, np.ndarray], saliency: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Spreads, and for the least likely class the differences to the floor and to saliency."""
+    """Spreads, and for the least likely class the difference to the floor, and how much larger that is than
+    saliency's: maps of one method are alike for reasons that have nothing to do with the class."""
     found = {key: spread(each) for key, each in values.items()}
     for key in MEASURES:
         last = f"{key} {CLASSES[-1]}"
-        found[last]["above floor"] = difference(values[last], values[f"{key} {FLOOR}"])
-        found[last]["above saliency"] = difference(values[last], saliency[last])
+        ours, theirs = (each[last] - each[f"{key} {FLOOR}"] for each in (values, saliency))
+        found[last] |= {"above floor": estimate(ours), "above saliency": difference(ours, theirs)}
     return found
 
 
@@ -192,13 +193,20 @@ def tables(metrics: dict[str, Any]) -> list[Table]:
             head = [f"{WORDS[key]}, {what}", *CLASSES, FLOOR]
             lines = [
                 [title_of(name) if name in METHODS else f"RectGrad, {name}"]
-                + [mean(about[f"{key} {which}"]) for which in (*CLASSES, FLOOR)]
+                + [_cell(about[f"{key} {which}"]) for which in (*CLASSES, FLOOR)]
                 for name, about in found.items()
             ]
-            made.append(
-                Table(head, lines, "With the map of the predicted class; mean with its 95 % interval.")
+            note = (
+                "With the map of the predicted class; mean with its 95 % interval. Undefined: one of the two "
+                "maps is zero; these do not count in the mean."
             )
+            made.append(Table(head, lines, note))
     return made
+
+
+def _cell(found: dict[str, Any]) -> str:
+    """A mean, and how many pairs of maps have no value, which would otherwise go unnoticed."""
+    return mean(found) + (f", {found['undefined']} undefined" if found["n"] and "undefined" in found else "")
 
 
 def findings(metrics: dict[str, Any]) -> list[Finding]:
@@ -226,7 +234,8 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             ours=True,
         ),
         decided(
-            "RectGrad's maps depend less on the class than saliency maps.",
+            "RectGrad's maps depend less on the class than saliency maps: those for the least likely and the "
+            "predicted class are more similar, beyond the similarity of unrelated images.",
             [effect(last["rectgrad"]["above saliency"])],
             because,
             ours=True,

@@ -117,7 +117,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
             "Units are also active on the background of these images, in every convolution.",
-            least > 0,
+            None if least > 0 else False,  # of one network, and chosen for their noise
             f"at least {number(least)} of a layer's background units are active; selected images are "
             "examples, not evidence: see feature-frequency",
         )

@@ -206,12 +206,20 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
             f"RectGrad's share in the outer ring: {shares}",
         ),
         decided(
-            "It hides the object where the object reaches the border.",
+            "Where the object reaches the border, it also removes attribution on the object there.",
             [effect(reaching["object"]["removed"])],
             f"share on the object in the outer ring: {mean(reaching['object']['without'])} without, "
             f"{mean(reaching['object']['with'])} with; on the background there: "
             f"{mean(reaching['background']['without'])} without, {mean(reaching['background']['with'])} "
             f"with; {reaching['n']} images",
+            ours=True,
+        ),
+        decided(
+            "It hides the object where the object reaches the border: the object's share of the "
+            "whole map falls.",
+            [effect(reaching["outside"]["removed"], sign=-1)],
+            f"share outside the object: {mean(reaching['outside']['without'])} without, "
+            f"{mean(reaching['outside']['with'])} with; {reaching['n']} images",
             ours=True,
         ),
         decided(
