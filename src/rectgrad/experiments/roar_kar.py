@@ -79,8 +79,8 @@ CAPTIONS = {
     "above chance (dotted) comes from the shape of the mask, not from the image.",
     "blurred": "The same with blurred maps (dashed) and the original maps (solid). If blurring improves a "
     "curve, the rank of the method says less about what it found.",
-    "controls": "Areas, lower is better; bars are 95 % intervals over seeds, points without a bar have one "
-    "seed. Left: what orders the pixels that RectGrad leaves at zero. Middle: the regions of other pictures. "
+    "controls": "Areas, lower is better; bars are 95 % intervals over seeds. "
+    "Left: what orders the pixels that RectGrad leaves at zero. Middle: the regions of other pictures. "
     "Right: the number of samples or steps.",
     "leak": "Each point is a method. First three: areas over the accuracy that the mask alone gives. Last: "
     "ROAR over ROAD. r is Spearman's correlation.",
@@ -100,13 +100,21 @@ def cells(numbers: dict[str, Any]) -> list[Cell]:
     again = [(m, p) for m, p in grid if m in numbers["blurred"]]
     found += [Cell(m, mode, p, seed, "blurred") for seed in seeds[1:] for mode in MODES for m, p in again]
     found += [
-        Cell("rectgrad", mode, p, 0, tie) for tie in numbers["ties"] for mode in MODES for p in fractions
+        Cell("rectgrad", mode, p, seed, tie)
+        for seed in seeds
+        for tie in numbers["ties"]
+        for mode in MODES
+        for p in fractions
     ]
     found += [
-        Cell(m, mode, p, 0, SWAPS[mode]) for m in numbers["swapped"] for mode in MODES for p in fractions
+        Cell(m, mode, p, seed, SWAPS[mode])
+        for seed in seeds
+        for m in numbers["swapped"]
+        for mode in MODES
+        for p in fractions
     ]
     more = [f"{name} {count}" for name, counts in numbers["samples"].items() for count in counts]
-    return found + [Cell(name, "roar", p, 0) for name in more for p in fractions]
+    return found + [Cell(name, "roar", p, seed) for seed in seeds for name in more for p in fractions]
 
 
 def run(lab: Lab) -> dict[str, Any]:

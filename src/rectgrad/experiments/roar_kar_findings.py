@@ -73,7 +73,7 @@ def _controls(metrics: dict[str, Any]) -> Table:
         rows.append([f"{title_of(m)}, regions of other pictures", *_pair(found)])
     for m, counts in metrics["samples"].items():
         rows += [[f"{title_of(m)}, {count} evaluations", *_pair(found)] for count, found in counts.items()]
-    return Table(["control", "ROAR AUC", "KAR AOC"], rows, "One seed each.")
+    return Table(["control", "ROAR AUC", "KAR AOC"], rows, "Mean and 95 % interval over seeds.")
 
 
 def _pair(found: Mapping[str, Any]) -> list[str]:
