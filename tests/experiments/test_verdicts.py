@@ -8,6 +8,8 @@ from rectgrad.experiments import (
     class_sensitivity,
     coherence,
     feature_maps,
+    matched,
+    noise_level,
     padding_trick,
     sanity,
     statistics,
@@ -105,3 +107,17 @@ def test_chosen_images_of_one_network_decide_nothing():
 
     assert feature_maps.findings(found(0.4))[0].holds is None
     assert feature_maps.findings(found(0.0))[0].holds is False
+
+
+def test_total_variation_at_the_same_gini_index_is_quoted_with_the_effect_of_the_cut(monkeypatch):
+    def values(level: float) -> dict:
+        return {"saliency": {"mean": level, "above": {}}, "rectgrad": {"mean": 1.25, "above": {}}}
+
+    rows = {matched.name_of(steps): values(1.5) for steps in matched.VARIANTS}
+    rows[matched.name_of(matched.FULL)] = values(1.125)
+    monkeypatch.setattr(noise_level, "others", lambda metrics, key: [])
+    monkeypatch.setattr(noise_level, "order", lambda metrics, key: "")
+    last = noise_level.findings({"matched": {"outside": rows, "total_variation": rows}})[-1]
+    assert "Gini" in last.claim
+    assert "saliency 1.5" in last.because.lower()
+    assert last.because.lower().index("saliency 1.12") > last.because.index("the cut makes edges")
