@@ -9,7 +9,7 @@ import json
 import re
 import runpy
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from PIL import Image
 import rectgrad
 from rectgrad import cli
 from rectgrad.cli import COMMANDS
+from rectgrad.methods.catalog import METHODS
 from rectgrad.photos import read
 from rectgrad.photos.files import sample_photo
 
@@ -132,8 +133,10 @@ def quick(call: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("call", list(filter(quick, calls())), ids=" ".join)
 def test_quick_commands_run(call, tmp_path, monkeypatch, capsys):
-    """Beside the photos that the pages speak of."""
+    """Beside the photos that the pages speak of. By default, averages are of two inputs here."""
     monkeypatch.chdir(tmp_path)
+    for name, option in {"smoothgrad": "samples", "integrated_gradients": "steps"}.items():
+        monkeypatch.setitem(METHODS, name, replace(METHODS[name], **{option: 2}))
     Path("photos").mkdir()
     for place in ("cat.jpg", "photos/cat.jpg", "photos/other.jpg", "chelsea.png", "coffee.png"):
         read(sample_photo()).save(place)

@@ -15,8 +15,9 @@ from rectgrad import cli, data, training
 from rectgrad.data import digest_of, shapes
 from rectgrad.training import Plan
 
-FEW = shapes.generate(200, 0)
+FEW = shapes.generate(40, 0)
 DATA = digest_of(FEW)
+PLAN = Plan(batch=20)  # two steps per epoch
 
 
 def weights(run: training.Run) -> dict[str, torch.Tensor]:
@@ -30,23 +31,25 @@ def assert_same(a: training.Run, b: training.Run) -> None:
 
 def test_a_seed_decides_everything() -> None:
     torch.manual_seed(5)
-    first = training.train(FEW, Plan(epochs=2, seed=1))
+    plan = replace(PLAN, epochs=2, seed=1)
+    first = training.train(FEW, plan)
     drawn = torch.rand(1)
     torch.manual_seed(6)
-    assert_same(first, training.train(FEW, Plan(epochs=2, seed=1)))
+    assert_same(first, training.train(FEW, plan))
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(1))  # the caller's own random numbers are left alone
-    assert training.train(FEW, Plan(epochs=2, seed=2)).losses != first.losses
+    assert training.train(FEW, replace(plan, seed=2)).losses != first.losses
 
 
 @pytest.mark.parametrize("stopped_after", [1, 2, 3])
 def test_interrupted_training_resumes_with_the_same_result(stopped_after: int, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
-    training.train(FEW, Plan(epochs=stopped_after), checkpoint=path)
+    training.train(FEW, replace(PLAN, epochs=stopped_after), checkpoint=path)
     seen: list[int] = []
-    run = training.train(FEW, Plan(epochs=3), checkpoint=path, progress=lambda n, _: counting(n, seen))
+    whole = replace(PLAN, epochs=3)
+    run = training.train(FEW, whole, checkpoint=path, progress=lambda n, _: counting(n, seen))
     assert seen == [3 - stopped_after]  # a finished epoch is not run again
-    assert_same(run, training.train(FEW, Plan(epochs=3)))
+    assert_same(run, training.train(FEW, whole))
 
 
 def counting(n: int, seen: list[int]):
@@ -65,9 +68,9 @@ def test_a_checkpoint_of_another_plan_or_a_damaged_one_is_not_used(tmp_path: Pat
 
 
 def test_a_checkpoint_of_other_pictures_is_not_used(tmp_path: Path) -> None:
-    path, other = tmp_path / "net.safetensors", shapes.generate(200, 9)
-    training.train(other, Plan(epochs=1), checkpoint=path)
-    assert_same(training.train(FEW, Plan(epochs=1), checkpoint=path), training.train(FEW, Plan(epochs=1)))
+    path, other, plan = tmp_path / "net.safetensors", shapes.generate(40, 9), replace(PLAN, epochs=1)
+    training.train(other, plan, checkpoint=path)
+    assert_same(training.train(FEW, plan, checkpoint=path), training.train(FEW, plan))
 
 
 def test_first_losses_are_those_of_plain_adam() -> None:
@@ -78,23 +81,23 @@ def test_first_losses_are_those_of_plain_adam() -> None:
     optimiser = torch.optim.Adam(module.parameters(), lr=1e-3)
     x, y = training.scaled(FEW.pixels), torch.from_numpy(FEW.labels)
     total = 0.0
-    for rows in (slice(0, 100), slice(100, 200)):
+    for rows in (slice(0, 20), slice(20, 40)):
         loss = torch.nn.functional.cross_entropy(module(x[rows]), y[rows])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         total += loss.item() / 2
-    assert training.train(FEW, Plan(epochs=1)).losses[0] == pytest.approx(total, rel=1e-4)
+    assert training.train(FEW, replace(PLAN, epochs=1)).losses[0] == pytest.approx(total, rel=1e-4)
 
 
 def test_it_learns() -> None:
-    run = training.train(FEW, Plan(epochs=25, batch=50))
+    run = training.train(FEW, Plan(epochs=25, batch=10))
     assert training.accuracy(run.module, FEW) > 0.9
     assert not run.module.training
 
 
-TINY = FEW.rows(slice(0, 40))
-SMALL = {arch: replace(training.PLANS[arch], epochs=2, batch=20) for arch in ("resnet", "vit")}
+TINY = FEW.rows(slice(0, 20))
+SMALL = {arch: replace(training.PLANS[arch], epochs=2, batch=10) for arch in ("resnet", "vit")}
 
 
 @pytest.mark.parametrize("arch", SMALL)
@@ -169,7 +172,7 @@ def test_augmented_images_are_shifted_mirrored_and_partly_erased() -> None:
 
 @pytest.mark.parametrize("arch", SMALL)
 def test_other_architectures_are_small_and_learn(arch: str) -> None:
-    run = training.train(TINY, replace(SMALL[arch], epochs=10, augment=False))
+    run = training.train(TINY, replace(SMALL[arch], epochs=6, augment=False))
     assert run.losses[-1] < run.losses[0] - 0.3
     size = sum(value.numel() for value in run.module.state_dict().values())
     assert 2 * size < 4_600_000  # bytes as shipped, in half precision
@@ -182,7 +185,7 @@ def test_a_plan_that_makes_no_sense(wrong: dict) -> None:
 
 
 def test_weights_of_the_command_load_as_a_model(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(data.DATASETS, "shapes", lambda: shapes.load(200, 50))
+    monkeypatch.setitem(data.DATASETS, "shapes", lambda: shapes.load(40, 20))
     out = tmp_path / "net.safetensors"
     command = [
         "rectgrad",

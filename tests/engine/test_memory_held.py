@@ -218,8 +218,8 @@ def test_short_lived_models_leave_nothing():
         short_lived(seed)
     objects = engine_objects()
     resident = status("VmRSS") if sys.platform.startswith("linux") else 0
-    for seed in range(300):
+    for seed in range(140):
         short_lived(seed)
     assert engine_objects() == objects
     if sys.platform.startswith("linux"):
-        assert status("VmRSS") - resident < 64e6
+        assert status("VmRSS") - resident < 30e6

@@ -13,21 +13,23 @@ import pytest
 from PIL import Image
 
 from rectgrad import data, many
+from rectgrad.data import Dataset, shapes
 from rectgrad.experiments import EXPERIMENTS, lab, maps, markup, matched, sheets, summary
 from rectgrad.experiments import report as pages
 from rectgrad.experiments.findings import VERDICTS, Finding, corrected
 from rectgrad.experiments.report import report
 from rectgrad.experiments.reproduce import experiment, reproduce
 from rectgrad.methods.catalog import METHODS
-from small_gallery import SMALL, small_gallery
+from small_gallery import small_gallery, tinted
 
 NUMBERS = {
-    "images": 20, "per_class": 4, "matched": 20, "photo_count": 2, "steps": 2, "trials": 1, "shown": 2,
-    "q": 74, "networks": 1, "eps": 0.3, "methods": ["random", "rectgrad", "smoothgrad"], "road": 20,
+    "images": 14, "per_class": 4, "matched": 8, "photo_count": 2, "steps": 2, "trials": 1, "shown": 2,
+    "q": 74, "networks": 1, "eps": 0.3, "methods": ["random", "rectgrad", "smoothgrad"], "road": 8,
     "fractions": [0.1, 0.9], "seeds": 1, "retraining": {"pictures": 20, "epochs": 1},
     "blurred": ["random", "rectgrad"], "ties": ["ties by distance"], "swapped": ["rectgrad"],
     "samples": {"smoothgrad": [3]},
 }  # fmt: skip
+SMALL = Dataset("shapes", tuple(shapes.CLASSES), tinted(80, 1), tinted(40, 2))
 FEW = ("saliency", "deconv", "guided_backprop", "deeplift", "rectgrad", "rectgrad_prr")
 
 
@@ -47,7 +49,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECTGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setitem(data.DATASETS, "shapes", lambda: SMALL)
-        patch.setitem(lab.EPOCHS, "shapes", 3)
+        patch.setitem(lab.EPOCHS, "shapes", 4)
         patch.setitem(lab.NETWORKS, "quick", 2)
         patch.setattr(sys.modules[many.train.__module__], "THREADS", 1)
         patch.setattr(lab, "gallery", lambda *given: (small_gallery(), []))
@@ -176,7 +178,7 @@ def test_a_missing_figure_is_drawn_again_and_nothing_computed(folder, monkeypatc
     """Also what a run without figures leaves: the record stays as it was made."""
     module = experiment("feature-frequency")
     monkeypatch.setitem(data.DATASETS, "shapes", lambda: SMALL)
-    monkeypatch.setitem(lab.EPOCHS, "shapes", 3)
+    monkeypatch.setitem(lab.EPOCHS, "shapes", 4)
     monkeypatch.setitem(module.PRESETS, "quick", {"per_class": NUMBERS["per_class"]})
     monkeypatch.setattr(module, "run", None)
     path = folder / "shapes" / "feature-frequency.json"

@@ -63,7 +63,11 @@ def test_weights_there_and_back():
 
 def test_networks_learn_together_what_they_learn_alone(monkeypatch):
     """In float64, where rounding cannot grow: losses of two steps, then weights and Adam's state."""
-    monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)  # the interpreter is slow for each program
+    # The interpreter is slow for each program: fewer and larger ones. The next test has those of a GPU.
+    monkeypatch.setattr(networks, "ADAM_BLOCK", 1 << 16)
+    monkeypatch.setattr(networks, "BLOCK", 1024)
+    monkeypatch.setattr(networks, "PARTS", dict.fromkeys(networks.PARTS, 2))
+    monkeypatch.setattr(networks, "BLOCKS", dict.fromkeys(networks.BLOCKS, 512))
     data, plain = occluded(HIDDEN[1:]), modules(2)
     together = Networks(plain, DEVICE, torch.float64)
     optimisers = [torch.optim.Adam(m.double().to(DEVICE).parameters(), lr=1e-3) for m in plain]
@@ -114,12 +118,12 @@ def test_narrow_numbers_follow_the_wide_ones(dtype, monkeypatch):
 def test_alone_is_the_usual_training():
     """On a CPU: the accuracy of a network trained by the one loop on the occluded pictures."""
     torch.manual_seed(0)
-    images, plan = shapes.generate(200, 0), training.Plan(epochs=2, seed=3)
-    ranks = torch.rand(1, 200, 1024).argsort(2).to(torch.int16)
+    images, plan = shapes.generate(40, 0), training.Plan(epochs=2, batch=20, seed=3)
+    ranks = torch.rand(1, 40, 1024).argsort(2).to(torch.int16)
     data = many.Occluded(images, ranks, [many.Hidden(0, 0, 100)], MEAN, "cpu")
     (found,) = many.train(data, data, [3], plan)
     run = training.fresh(plan)
-    x = data.inputs(0, 0, 200).contiguous()
+    x = data.inputs(0, 0, 40).contiguous()
     with many.fixed_threads():  # sums round as they are split among threads
         for _ in range(2):
             training.one_epoch(run, x, data.labels, plan)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 HALF_LIFE = 30  # seconds after which a visitor's use of a lane counts half
-NICE = 15  # of the threads of a background lane
+NICE = 5  # of the threads of a background lane
 
 Owner = tuple[str, str]  # network address and session
 

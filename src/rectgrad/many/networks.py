@@ -22,6 +22,7 @@ CONVOLUTIONS = {"conv1": (32, 32, 32), "conv2": (32, 32, 32), "conv3": (16, 32, 
 # Number of parts that the weight gradient is split into: enough programs to fill a GPU.
 PARTS = {"conv1": 32, "conv2": 32, "conv3": 16, "conv4": 8}
 BLOCKS = {"conv1": 128, "conv2": 128, "conv3": 64, "conv4": 64}  # positions per block of the weight gradient
+BLOCK = 128  # positions per block of a convolution
 SIDE = 32
 ADAM_BLOCK = 1024
 
@@ -150,11 +151,10 @@ class Networks:
     ) -> None:  # fmt: skip
         side, cin, cout = CONVOLUTIONS[name]
         cin, cout = (cout, cin) if backward else (cin, cout)
-        block = 128
-        kernels.convolve[(-(-positions // block), self.n)](
+        kernels.convolve[(-(-positions // BLOCK), self.n)](
             x, w, b, gate, y, positions,
             SIDE=side, TAPS=1 if name == "conv1" else 9, CIN=cin, COUT=cout,
-            BACKWARD=backward, PRECISION=self.precision, SUMS=self.sums, BLOCK=block,
+            BACKWARD=backward, PRECISION=self.precision, SUMS=self.sums, BLOCK=BLOCK,
         )  # fmt: skip
 
     def _weighed(self, name: str, x: Tensor, R: Tensor, found: dict[str, Tensor], count: int) -> None:
