@@ -85,10 +85,10 @@ def test_what_was_missing_is_shown_once_it_is_there(small, monkeypatch):
     """A record without photos is recomputed when photos become available; damaged photos are skipped."""
     first = json.loads(reproduce("rationale", out=small).read_text())
     assert first["notes"][0].startswith("no photos were shown")
-    assert "rationale-photos.png" not in first["figures"]
+    assert "rationale-photos.webp" not in first["figures"]
     monkeypatch.setattr(lab, "gallery", lambda *given: (small_gallery(), ["bad.png: broken"]))
     second = json.loads(reproduce("rationale", out=small).read_text())
-    assert "rationale-photos.png" in second["figures"]
+    assert "rationale-photos.webp" in second["figures"]
     assert second["notes"] == ["skipped: bad.png: broken"]
 
 
@@ -222,7 +222,7 @@ def test_patch_measures_what_it_says(small, monkeypatch):
     assert metrics["saliency"]["share"]["mean"] == pytest.approx(float(shares.mean()), rel=1e-4)
     assert set(metrics["accuracy"]) == {"standard", "patch"}
     drawn = {p.name for p in path.parent.iterdir()} - {path.name}
-    assert drawn == {"patch.svg", "patch-matched.svg", "patch-maps.png"}
+    assert drawn == {"patch.svg", "patch-matched.svg", "patch-maps.webp"}
 
 
 def test_frequencies_by_counting():

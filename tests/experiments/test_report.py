@@ -80,7 +80,7 @@ def record_of(folder, name):
 def test_an_experiment_from_start_to_end(name, folder):
     module, record = experiment(name), record_of(folder, name)
     json.dumps(record["metrics"], allow_nan=False)  # any reader of JSON takes it
-    keys = {re.sub(rf"^{name}-?|\.(png|svg)$", "", figure) for figure in record["figures"]}
+    keys = {re.sub(rf"^{name}-?|\.(webp|svg)$", "", figure) for figure in record["figures"]}
     assert keys == set(module.CAPTIONS)
     for figure in record["figures"]:
         assert (folder / "shapes" / figure).stat().st_size > 500

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
 from rectgrad.experiments.findings import VERDICTS, Finding, Table
 
 CLASS_OF = {True: "yes", False: "no", None: "open"}
-QUALITY = 64  # of sheets of pictures, as WebP
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #1c1d21; --faint: #63656e; --line: #e3e3e6;
@@ -69,25 +65,17 @@ def grid(head: list[str], rows: list[list[str]], kind: str) -> str:
 
 
 def figure(path: Path, caption: str) -> str:
-    """An embedded figure: vectors as they are, pictures as WebP, a fifth of their size as PNG."""
-    if path.suffix == ".svg":
-        kind, data = "image/svg+xml", _shorter(path.read_bytes())
-    else:
-        kind, data = "image/webp", _webp(path)
-    source = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    text = escape(caption)
+    """An embedded figure."""
+    vector, data = path.suffix == ".svg", path.read_bytes()
+    kind = "svg+xml" if vector else path.suffix[1:]
+    encoded = base64.b64encode(_shorter(data) if vector else data).decode()
+    source, text = f"data:image/{kind};base64,{encoded}", escape(caption)
     return f'<figure><img loading="lazy" src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
 def _shorter(svg: bytes) -> bytes:
     """The drawing with two decimals and without line breaks in paths, two thirds of its size."""
     return re.sub(rb"\s*\n\s*", b" ", re.sub(rb"(\.\d\d)\d+", rb"\1", svg))
-
-
-def _webp(path: Path) -> bytes:
-    with Image.open(path) as picture, io.BytesIO() as file:
-        picture.convert("RGB").save(file, "WEBP", quality=QUALITY, method=4)
-        return file.getvalue()
 
 
 def folded(title: str, content: str) -> str:

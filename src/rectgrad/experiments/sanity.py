@@ -150,7 +150,7 @@ def findings(metrics: dict[str, Any]) -> list[Finding]:
         "(rank correlation).",
         "rank_absolute": "They are also more similar if signs are ignored (rank correlation of absolute "
         "values).",
-        "ssim": "They are also more similar by SSIM .",
+        "ssim": "They are also more similar by SSIM.",
     }
     return [
         decided(
