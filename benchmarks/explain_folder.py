@@ -1,6 +1,7 @@
 """Measures the speed and memory of `rectgrad explain FOLDER`, with and without specificity.
 
     python benchmarks/explain_folder.py PHOTOS [--against OTHER/src] [--rounds 3] [--method rectgrad]
+        [--json FILE]
 
 Runs the command in a subprocess, so that another checkout can be measured too: `git worktree add OTHER
 COMMIT`, then `--against OTHER/src`. The two alternate, and the ratio of the medians is printed. Photos per
@@ -12,6 +13,7 @@ size after a fifth of the photos and at the end. Linux only.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="src folder of another checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--method", default="rectgrad")
+    parser.add_argument("--json", type=Path, help="write a record")
     given = parser.parse_args()
     runs: dict[str, tuple[Path, list[str]]] = {
         "with specificity": (HERE, ["--specificity"]),
@@ -108,6 +111,17 @@ def main() -> None:
     if given.against:
         for name in ("with specificity", "without"):
             print(f"{name}: {rates[name] / rates['other checkout']:.2f} times the other checkout")
+    if given.json:
+        from rectgrad.bench.environment import commit, environment
+
+        record = {
+            "photos": sum(path.is_file() for path in given.photos.iterdir()),
+            "median photos per second": rates,
+            "rounds": {name: [each._asdict() for each in own] for name, own in found.items()},
+            "environment": environment("cpu"),
+            "commit": commit(),
+        }
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _row(each: Measured) -> str:
