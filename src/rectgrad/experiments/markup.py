@@ -22,7 +22,7 @@ h1 { margin: 0 0 .25rem; } h2 { margin: 2.5rem 0 .5rem; border-top: 1px solid va
   padding-top: 1.5rem; } h3 { margin: 1.5rem 0 .5rem; } p, blockquote { max-width: 50rem; }
 .faint { color: var(--faint); font-size: .875rem; } a { color: inherit; }
 nav a { margin-right: 1rem; display: inline-block; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(40rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 figure img { max-width: 100%; height: auto; background: #fff; }
 figcaption { color: var(--faint); font-size: .9375rem; max-width: 50rem; }
