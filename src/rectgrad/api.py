@@ -217,8 +217,8 @@ def capture(
     asked = chosen(method, options)
     request = _request(model, example, target, forward_args, forward_kwargs)
 
-    def ordinary(inputs: Any, own: Any) -> Any:
-        return attribute(model, inputs, asked, own, forward_args=forward_args, forward_kwargs=forward_kwargs)
+    def ordinary(inputs: Any, own: Any, method: Method = asked) -> Any:
+        return attribute(model, inputs, method, own, forward_args=forward_args, forward_kwargs=forward_kwargs)
 
     def made() -> Capture:
         _check_model(request, asked)

@@ -34,6 +34,12 @@ METHODS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, kernels for other batch sizes round convolutions differently with TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 class Net(nn.Module):
     """Counts how often its Python code runs."""
 
@@ -91,6 +97,15 @@ def test_the_models_python_does_not_run_again(method: str) -> None:
     captured(images(seed=5, device="cuda"))
     captured(images(seed=6, device="cuda"), 1)
     assert Net.runs == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_captured_with_tf32(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    model, x = network("cuda"), images(device="cuda")
+    captured = rectgrad.capture(model, x, method, **METHODS[method])
+    assert captured(x).shape == x.shape
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -105,8 +105,7 @@ class Pass:
     def backward(
         self, method: Plan, scores: Tensor, once: bool = True, observe: Observe = None, without: str = ""
     ) -> Maps:
-        """The gradient of the scores by the method's rules, one tensor for each input. without: a family that
-        gets no rule."""
+        """The scores' gradients by the method's rules, one for each input. without: a family to skip."""
         state = self.state
         with no_inference_mode():
             for op in self.ops:

@@ -232,8 +232,7 @@ def first(result: Any) -> Tensor:
 
 
 def storage_id(x: Tensor) -> int:
-    """Equal for tensors that share memory: where their storage begins. To ask for the storage itself takes
-    many times as long."""
+    """Equal for tensors that share memory: the address of their storage, found without asking for it."""
     if x.layout is not torch.strided:
         return id(x)
     try:

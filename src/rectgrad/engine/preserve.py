@@ -181,8 +181,7 @@ _writing = threading.RLock()
 
 
 class Keeper:
-    """Copies of the model's and the caller's tensors, made just before they are written. `tensors` says which
-    they are, if anybody asks."""
+    """Copies of the model's and the caller's tensors (`tensors`), made just before they are written."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
