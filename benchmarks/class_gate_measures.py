@@ -46,8 +46,8 @@ def _files(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 
 class Study:
-    """A network, its photos, the classes to ask for and the composites. The forward passes of all batches
-    are recorded once, for all methods and classes: about 180 MB for each photo of EfficientNet-Lite0."""
+    """A network, its photos, the classes to ask for and the composites. Each batch is recorded once for all
+    classes of a method: about 180 MB for each photo of EfficientNet-Lite0."""
 
     def __init__(self, module: nn.Module, inputs: Tensor, device: str, batch: int, composites: int) -> None:
         self.module, self.device, self.batch = module.to(device).eval(), device, batch
@@ -61,10 +61,8 @@ class Study:
             "random class": (self.top + other) % order.shape[1],  # never the explained one
             "least likely": order[:, -1],
         }
-        self._records = self._recorded(self.module, self.inputs)
-        self._randomised = self._recorded(random_last_layer(self.module), self.inputs)
+        self._randomised = random_last_layer(self.module)
         self.pairs, self.asked = self._composites(composites)
-        self._pairs = self._recorded(self.module, self.pairs)
 
     def _composites(self, count: int) -> tuple[Tensor, Tensor]:
         """Two photos side by side, `count` before those that are not recognised are left out."""
@@ -77,26 +75,27 @@ class Study:
         with torch.no_grad():
             return torch.cat([self.module(x).float() for x in inputs.split(4 * self.batch)])
 
-    def _recorded(self, module: nn.Module, inputs: Tensor) -> list[rectgrad.api.Record[Tensor]]:
-        return [rectgrad.record(module, x) for x in inputs.split(self.batch) if len(x)]
-
-    def _maps(self, records: list[rectgrad.api.Record[Tensor]], method: Method, target: Tensor) -> Tensor:
-        parts = target.split(self.batch)
-        return torch.cat([r.attribute(method, t) for r, t in zip(records, parts, strict=True)])
+    def _maps(self, module: nn.Module, inputs: Tensor, method: Method, *targets: Tensor) -> list[Tensor]:
+        """For each target, the maps of all inputs."""
+        found = []
+        for x, *classes in zip(*(each.split(self.batch) for each in (inputs, *targets)), strict=True):
+            recorded = rectgrad.record(module, x)
+            found.append([recorded.attribute(method, target) for target in classes])
+        return [torch.cat(each) for each in zip(*found, strict=True)]
 
     def measured(self, method: Method) -> dict[str, list[float]]:
         """One value for each photo, or composite, in each column."""
-        maps = self._maps(self._records, method, self.top)
-        others = {name: self._maps(self._records, method, each) for name, each in self.classes.items()}
-        others["random layer"] = self._maps(self._randomised, method, self.top)
+        maps, *rest = self._maps(self.module, self.inputs, method, self.top, *self.classes.values())
+        others = dict(zip(self.classes, rest, strict=True))
+        [others["random layer"]] = self._maps(self._randomised, self.inputs, method, self.top)
         found = {name: overlap(maps, other) for name, other in others.items()}
         found["deletion"], found["insertion"] = self._curves(maps)
         m = maps.sum(1).abs()
         found |= {"Gini": metrics.gini(m), "zero": (m.flatten(1) == 0).all(1)}
         found |= {f"zero, {name}": (other.flatten(1) == 0).all(1) for name, other in others.items()}
         found["marked"] = (m != 0).flatten(1).float().mean(1)
-        if self._pairs:
-            each = [self._maps(self._pairs, method, self.asked[:, i]) for i in range(2)]
+        if len(self.pairs):
+            each = self._maps(self.module, self.pairs, method, *self.asked.unbind(1))
             found["half"] = sum(grid.grid_pointing(m, (1, 2), i) for i, m in enumerate(each)) / 2
         return {name: value.double().tolist() for name, value in found.items()}
 
