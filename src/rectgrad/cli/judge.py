@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,8 @@ def judge(
     network = Network.of(
         loaded, labels=data.classes if data is not None and fits and labels is None else None
     )
+    if weights is not None:
+        network = replace(network, name=f"{network.name} ({weights.name})")
     objects = masks if masks is not None or test is None else _masks(test)
     verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)

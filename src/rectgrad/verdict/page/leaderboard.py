@@ -21,15 +21,15 @@ _HEAD = (
 
 
 def leaderboard(record: Json) -> str:
-    head = "".join(f"<th>{each}</th>" for each in _HEAD)
+    head = "".join(f"<th>{each}</th>" for each in (_HEAD if record["costs"] else _HEAD[:-1]))
     lines = "".join(_line(record, place, name) for place, name in enumerate(record["ranks"]["order"], 1))
     compared = [record["measures"][name]["title"] for name in record["ranks"]["by_measure"]]
     note = (
         f"Each row is compared with every other row in {', '.join(compared)}. A comparison is won if the "
         "paired difference is significant at 5 % after Holm's correction. Depends on the class: "
         f"specificity, no if below {LOW:g}. Depends on the weights: no if the map hardly changes "
-        "when all weights are random. Time: multiples of a plain gradient."
-    )
+        "when all weights are random."
+    ) + (" Time: multiples of a plain gradient." if record["costs"] else "")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll board">{table}</div><p class="faint">{escape(note)}</p>'
 
@@ -45,7 +45,7 @@ def _line(record: Json, place: int, name: str) -> str:
         bar,
         _check(_value(table, "specificity", name), unspecific(name, table)),
         _check(_value(table, "randomisation_last", name), ignores_weights(name, table)),
-        _times(record["costs"].get(name)),
+        *([_times(record["costs"].get(name))] if record["costs"] else []),
     ]
     kind = ' class="control"' if control else ""
     return f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
