@@ -14,21 +14,38 @@ def test_bootstrap_intervals_agree_with_scipy():
     values = RANDOM.exponential(size=(60, 3))
     found = statistics.bootstrap(values, draws=20_000)
     np.testing.assert_allclose(found.mean, values.mean(0))
+    level = 1 - 2 * stats.norm.cdf(-stats.t.ppf(0.975, 59) * (60 / 59) ** 0.5)
     for k in range(3):
+        options = {"method": "percentile", "n_resamples": 20_000, "confidence_level": level}
         expected = stats.bootstrap(
-            (values[:, k],), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+            (values[:, k],), np.mean, rng=np.random.default_rng(1), **options
         ).confidence_interval
         assert found.low[k] == pytest.approx(expected.low, abs=0.015)
         assert found.high[k] == pytest.approx(expected.high, abs=0.015)
     assert found.n.tolist() == [60] * 3
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say():
-    hits = 0
-    for seed in range(200):
-        found = statistics.bootstrap(np.random.default_rng(seed).normal(size=80), draws=1000, seed=seed)
-        hits += found.low[0] <= 0 <= found.high[0]
-    assert 180 <= hits <= 198
+@pytest.mark.parametrize(("photos", "of"), [(6, 6), (6, 50), (12, 12), (80, 80)])
+def test_intervals_cover_the_truth_as_often_as_they_say(photos, of):
+    """Of few photos too, which may be some of more. Plain percentiles of 6 photos cover it 85 % of the time."""
+    values = np.full((of, 2000), np.nan)
+    values[:photos] = np.random.default_rng(photos).normal(size=(photos, 2000))
+    found = statistics.bootstrap(values, draws=2000)
+    assert 0.91 < ((found.low <= 0) & (found.high >= 0)).mean() < 0.985
+
+
+@pytest.mark.parametrize("photos", [6, 17, 200])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_the_tails_of_an_interval_follow_students_distribution(photos, level):
+    t = stats.t.ppf((1 + level) / 2, photos - 1)
+    expected = stats.norm.cdf(-t * (photos / (photos - 1)) ** 0.5)
+    assert statistics._tail(photos, level) == pytest.approx(expected, rel=0.02)
+
+
+def test_one_photo_has_no_interval():
+    found = statistics.bootstrap([[1.0, 2.0]])
+    assert found.mean.tolist() == [1, 2]
+    assert np.isnan([found.low, found.high]).all()
 
 
 def test_undefined_values_are_left_out_of_their_column():
@@ -56,6 +73,18 @@ def test_equal_methods_have_no_difference():
     assert found.low == found.high == 0
     assert statistics.sign_flip_test(zeros).tolist() == [1]
     assert statistics.photos_needed(zeros).tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("photos", [12, 17])
+def test_undefined_values_do_not_change_p(photos):
+    """All signs of the photos that are defined are tried, however many others there are."""
+    values = RANDOM.normal(0.5, 1, size=(photos, 3))
+    sparse = np.full((200, 3), np.nan)
+    for k in range(3):
+        sparse[RANDOM.permutation(200)[:photos], k] = values[:, k]
+    for seed in range(3):
+        found = statistics.sign_flip_test(sparse, seed=seed)
+        np.testing.assert_allclose(found, statistics.sign_flip_test(values), rtol=1e-12)
 
 
 def test_sign_flips_agree_with_the_exact_test():
@@ -108,7 +137,8 @@ def test_photos_needed_reach_the_power():
     ]
     assert 0.7 < np.mean(found) < 0.88
     assert np.isnan(statistics.photos_needed([1.0]))
-    assert statistics.photos_needed([1.0, 1.0]).tolist() == [2]
+    assert statistics.photos_needed([1.0, 1.0]).tolist() == [6]  # 2^-5 < 0.05 < 2^-4
+    assert statistics.photos_needed([1.0, 1.0], alpha=0.01).tolist() == [8]
 
 
 def test_errors_restate_the_call():

@@ -7,6 +7,7 @@ columns.
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ EXACT = 4  # times as many signs as would be drawn: as long as all can be tried,
 
 
 class Interval(NamedTuple):
-    """The mean of each column, its interval, and the number of defined values."""
+    """The mean of each column, its interval (NaN for one value), and the number of defined values."""
 
     mean: Array
     low: Array
@@ -27,19 +28,39 @@ class Interval(NamedTuple):
 
 
 def bootstrap(values: ArrayLike, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> Interval:
-    """Means over photos with percentile bootstrap intervals (Efron 1979).
+    """Means over photos with percentile bootstrap intervals (Efron 1979), expanded (Hesterberg 2015).
 
     For the difference of two methods pass a - b, photo by photo: the interval is then paired.
+
+    Plain percentile intervals of few photos are too narrow, because the spread of n values is estimated with
+    n - 1 degrees of freedom. The tails are therefore Phi(-t sqrt(n / (n - 1))), with t the quantile of
+    Student's distribution, instead of (1 - level) / 2. Below 6 photos the interval is the range of
+    the values, and covers the truth less often than `level`.
     """
     given, valid = _columns(values)
     random, means = np.random.default_rng(seed), []
     for size in _chunks(draws, len(given)):
         times = random.multinomial(len(given), np.full(len(given), 1 / len(given)), size=size).astype(float)
         means.append(_mean(times @ given, times @ valid))
-    n, limits = valid.sum(0), np.full((2, given.shape[1]), np.nan)
-    drawn, tails = np.concatenate(means)[:, n > 0], [(1 - level) / 2, (1 + level) / 2]
-    limits[:, n > 0] = np.nanquantile(drawn, tails, axis=0)
-    return Interval(_mean(given.sum(0), n), limits[0], limits[1], n.astype(np.int64))
+    n, limits, drawn = (
+        valid.sum(0).astype(np.int64),
+        np.full((2, given.shape[1]), np.nan),
+        np.concatenate(means),
+    )
+    for count in np.unique(n[n > 1]):
+        tail = _tail(int(count), level)
+        limits[:, n == count] = np.nanquantile(drawn[:, n == count], [tail, 1 - tail], axis=0)
+    return Interval(_mean(given.sum(0), n), limits[0], limits[1], n)
+
+
+def _tail(n: int, level: float) -> float:
+    """The share of bootstrap means of n values that an interval leaves out on each side."""
+    normal = NormalDist()
+    z, degrees = normal.inv_cdf((1 + level) / 2), n - 1
+    # Student's quantile by its expansion in 1 / degrees (Abramowitz and Stegun 1964, 26.7.5)
+    t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    return normal.cdf(-t * math.sqrt(n / degrees))
 
 
 def sign_flip_test(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -> Array:
@@ -48,9 +69,20 @@ def sign_flip_test(differences: ArrayLike, draws: int = 20_000, seed: int = 0) -
     If two methods do not differ, the sign of each photo's difference is arbitrary: p is the share of signs
     whose mean is at least as far from 0 (Fisher's randomisation test). All signs are tried if that takes at
     most four times as many as `draws`, and p is exact; else random ones, and the smallest p is
-    1 / (draws + 1). Columns without a difference have p = 1.
+    1 / (draws + 1). What counts is the number of photos for which a column has a value. Columns without a
+    difference have p = 1.
     """
-    given, _ = _columns(differences)
+    given, valid = _columns(differences)
+    given = np.take_along_axis(given, np.argsort(-valid, axis=0, kind="stable"), 0)  # defined values first
+    n, p = np.maximum(valid.sum(0).astype(int), 1), np.ones(given.shape[1])
+    few = 2.0 ** (n - 1) <= EXACT * draws
+    for columns in (few, ~few):
+        if columns.any():
+            p[columns] = _flipped(given[: n[columns].max(), columns], draws, seed)
+    return p
+
+
+def _flipped(given: Array, draws: int, seed: int) -> Array:
     observed = np.abs(given.sum(0)) * (1 - 1e-9)  # sums of the same numbers may differ by rounding
     random, reached, photos = np.random.default_rng(seed), np.zeros(given.shape[1]), len(given)
     every = 2 ** (photos - 1)  # with all signs reversed, a mean is as far from 0: the last sign is fixed
@@ -92,17 +124,18 @@ def photos_needed(differences: ArrayLike, alpha: float = 0.05, power: float = 0.
     """How many photos tell two methods apart, one number for each column of paired differences.
 
     n = ((z_{1 - alpha/2} + z_power) s / mean)^2, rounded up, with s the standard deviation of the
-    differences, assumed to stay as observed; at least 2. Infinite where the mean is 0; NaN for fewer than two
-    defined values.
+    differences, assumed to stay as observed; at least as many as a sign-flip test needs, whose smallest p is
+    2^(1 - n). Infinite where the mean is 0; NaN for fewer than two defined values.
     """
     given, valid = _columns(differences)
+    least = math.floor(2 - math.log2(alpha))
     z = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(power)
     n = valid.sum(0)
     mean = _mean(given.sum(0), n)
     squares = (valid * (given - mean) ** 2).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.where(n > 1, squares / (n - 1), np.nan)
-        found = np.where(mean == 0, np.inf, np.maximum(np.ceil(z**2 * variance / mean**2), 2))
+        found = np.where(mean == 0, np.inf, np.maximum(np.ceil(z**2 * variance / mean**2), least))
     return np.where(n > 1, found, np.nan)
 
 
