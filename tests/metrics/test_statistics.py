@@ -27,7 +27,7 @@ def test_bootstrap_intervals_agree_with_scipy():
 
 @pytest.mark.parametrize(("photos", "of"), [(6, 6), (6, 50), (12, 12), (80, 80)])
 def test_intervals_cover_the_truth_as_often_as_they_say(photos, of):
-    """Of few photos too, which may be some of more. Plain percentiles of 6 photos cover it 85 % of the time."""
+    """Of few photos too, which may be some of more. Plain percentiles of 6 photos cover it in 85 %."""
     values = np.full((of, 2000), np.nan)
     values[:photos] = np.random.default_rng(photos).normal(size=(photos, 2000))
     found = statistics.bootstrap(values, draws=2000)

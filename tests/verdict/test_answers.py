@@ -125,6 +125,25 @@ def test_ranks_share_ties():
     assert verdict["answers"]["where"] == ["a", "b"]
 
 
+def test_equal_rows_share_a_place_and_rows_without_comparisons_come_last():
+    values = {"a": column(0.3), "c": column(-0.3), "edges": column(0)}
+    verdict = {"pairs": table.pairs({"insertion_blur": {**values, "copy": values["a"]}}, 0)}
+    means = {
+        "insertion_blur": {row: {"mean": v.mean()} for row, v in {**values, "copy": values["a"]}.items()}
+    }
+    ranks = table.ranks(["new", "c", "a", "edges", "copy"], means, verdict["pairs"])
+    assert ranks["order"] == ["a", "copy", "edges", "c", "new"]
+    assert table.places(ranks["shares"]) == {"a": 1, "copy": 1, "edges": 3, "c": 4}
+
+
+def test_measures_agree_on_the_rows_that_both_have():
+    means = {row: {"mean": float(value)} for row, value in zip("abcde", (5, 3, 4, 1, 2), strict=True)}
+    few = {row: {"mean": float(value)} for row, value in zip("abd", (2, 1, 0), strict=True)}
+    found = table.agreement({"insertion_blur": means, "road": few, "deletion_blur": means})
+    assert found["insertion_blur"]["road"] == pytest.approx(1)
+    assert found["deletion_blur"]["road"] == pytest.approx(-1)
+
+
 def test_a_method_must_beat_every_control():
     values = {"best": column(0.3), "worst": column(0), "edges": column(0.35), "random": column(-0.3)}
     verdict = judged(values, ["best", "worst"], ["edges", "random"])
@@ -150,6 +169,29 @@ def test_a_map_that_does_not_depend_on_the_class_does_not_say_why(specificity, e
     assert verdict["answers"]["why this class"] == expected
     claims = " ".join(answers.claims(["a", "b"], ["edges"], verdict))
     assert ("a (0.10): that the maps show why this class was chosen" in claims) == (specificity < 0.3)
+    open_question = (
+        "that any method answers it. a beats all controls, but the maps hardly depend on the class."
+    )
+    assert (open_question in claims) == (specificity < 0.3)
+
+
+def test_methods_that_lose_to_one_another_are_not_tied():
+    """a beats b, b beats c and c beats a, each in another measure; all beat the control."""
+    steps = {"insertion_blur": (0.5, 0.3, 0.4), "insertion_mean": (0.4, 0.5, 0.3), "road": (0.3, 0.4, 0.5)}
+    ties = {"insertion_blur": "c", "insertion_mean": "a", "road": "b"}
+    values = {
+        measure: {
+            row: np.full(20, np.nan) if row == ties[measure] else column(mean)
+            for row, mean in zip("abc", means, strict=True)
+        }
+        | {"edges": column(0)}
+        for measure, means in steps.items()
+    }
+    verdict = {"pairs": table.pairs(values, 0), "table": {}}
+    verdict["answers"] = answers.answers("abc", ["edges"], verdict)
+    assert verdict["answers"]["where"] == "inconclusive"
+    said = '"where": which of a, b and c is best. Each one loses to another one.'
+    assert said in answers.claims("abc", ["edges"], verdict)
 
 
 @pytest.mark.parametrize(

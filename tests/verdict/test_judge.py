@@ -188,7 +188,7 @@ def test_an_unreadable_photo_is_listed_and_the_rest_judged(photos, tmp_path):
 def test_a_method_that_refuses_is_said_and_the_rest_judged():
     network = PatchNet().eval()
     x = pictures(network, 6, 0)
-    x[:2] = -1  # without evidence, and with a mean below 0
+    x[0], x[1] = -1, -0.9  # without evidence, and with a mean below 0
     methods = {"refusing": Refusing(), "nothing": Nothing(), "truth": Shown(network.regions)}
     found = rectgrad.judge(network, x, methods, measures="gini,deletion,grid", preset=SMALL)
     said = {each["what"]: each["why"] for each in found.failures}
@@ -251,6 +251,17 @@ def test_masks():
     )
     assert found.table["pointing_game"]["truth"]["mean"] == 1
     assert found.table["inside"]["truth"]["mean"] > 0.9 > 0.2 > found.table["inside"]["centre"]["mean"]
+
+
+def test_names_of_methods_may_be_long_and_have_colons(tmp_path):
+    network = PatchNet().eval()
+    names = ["truth: one", "truth: two", f"truth {'long ' * 60}"]
+    methods = {name: Shown(network.regions, 1 - i / 4) for i, name in enumerate(names)}
+    x = pictures(network, 6, 0)
+    found = rectgrad.judge(network, x, methods, measures="deletion,insertion", preset=SMALL, out=tmp_path)
+    for own in found.record["matched"].values():
+        assert set(own["table"]["deletion_blur"]) == set(names)
+    assert set(found.record["times"]["matched"]) == set(names)
 
 
 def test_ties_and_copies(verdict):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from rectgrad import photos
 from rectgrad.explanation import Network
 from rectgrad.photos import UnreadableImageError, files
+from rectgrad.verdict.rows import tensor_digest
 
 
 @dataclass
@@ -23,18 +25,23 @@ class Album:
     inputs: Tensor
     names: list[str]
     crops: list[Image.Image | None]
+    places: list[int]  # of these photos among those that were given
+    given: int  # how many photos were given
     broken: list[dict[str, str]] = field(default_factory=list)
 
 
 def album(network: Network, given: Any, limit: int) -> Album:
-    """The first photos, at most `limit`; evenly spread over the list if there are more."""
+    """The first photos, at most `limit`; evenly spread over the list if there are more.
+
+    Of equal pictures one is kept: statistics over photos take each photo for an independent observation.
+    """
     pictures = _listed(given)
-    spread = (
-        [pictures[i * len(pictures) // limit] for i in range(limit)] if len(pictures) > limit else pictures
-    )
+    count = min(len(pictures), limit)
     inputs: list[Tensor] = []
-    names, crops, broken = [], [], []
-    for name, picture in spread:
+    names, crops, places, broken = [], [], [], []
+    known: dict[str, str] = {}  # digest -> name
+    for place in (i * len(pictures) // count for i in range(count)):
+        name, picture = pictures[place]
         try:
             prepared = network.prepared(picture)
         except UnreadableImageError as error:
@@ -44,13 +51,19 @@ def album(network: Network, given: Any, limit: int) -> Album:
             shapes = f"{tuple(prepared.inputs.shape)}, and the first photo is {tuple(inputs[0].shape)}"
             broken.append({"kind": "photo", "what": name, "why": f"{name}: its shape is {shapes}"})
             continue
+        digest = tensor_digest(prepared.inputs)
+        if digest in known:
+            broken.append({"kind": "duplicate", "what": name, "why": f"the same picture as {known[digest]}"})
+            continue
+        known[digest] = name
         inputs.append(prepared.inputs.detach().cpu())
+        places.append(place)
         names.append(name)
         crops.append(prepared.photo)
     if not inputs:
         reasons = f": {broken[0]['why']}" if broken else ""
         raise ValueError(f"no photo to judge{reasons}")
-    return Album(torch.stack(inputs), names, crops, broken)
+    return Album(torch.stack(inputs), names, crops, places, len(pictures), broken)
 
 
 def _listed(given: Any) -> list[tuple[str, Any]]:
@@ -64,28 +77,54 @@ def _listed(given: Any) -> list[tuple[str, Any]]:
     return [(str(each) if isinstance(each, (str, Path)) else str(i), each) for i, each in enumerate(given)]
 
 
+def with_outputs(shown: Album, outputs: Tensor) -> Album:
+    """Without the photos for which the network's outputs are NaN or infinite: no map explains them."""
+    good = outputs.reshape(len(outputs), -1).isfinite().all(1)
+    if good.all():
+        return shown
+    why = "the network's outputs are NaN or infinite"
+    if not good.any():
+        raise ValueError(f"no photo to judge: {why}")
+    bad = [shown.names[i] for i in (~good).nonzero()[:, 0].tolist()]
+    kept = good.nonzero()[:, 0].tolist()
+    return replace(
+        shown,
+        inputs=shown.inputs[kept],
+        names=[shown.names[i] for i in kept],
+        crops=[shown.crops[i] for i in kept],
+        places=[shown.places[i] for i in kept],
+        broken=shown.broken + [{"kind": "photo", "what": name, "why": f"{name}: {why}"} for name in bad],
+    )
+
+
 def masks_of(network: Network, given: Any, shown: Album) -> Tensor | None:
-    """Masks (N, H, W) of the photos, cropped like them."""
+    """Masks (N, H, W) of the photos, cropped like them. Those of a folder have the names of their photos;
+    others are in the order of the photos that were given."""
     if given is None:
         return None
     size = tuple(shown.inputs.shape[-2:])
-    if isinstance(given, Tensor):
-        chosen = (
-            torch.stack([given[int(name)] for name in shown.names])
-            if len(given) != len(shown.names)
-            else given
+    if isinstance(given, (str, Path)):
+        by_name = dict(_listed(given))
+        own = [_without_suffix(name, by_name) for name in shown.names]
+        missing = [name for name in own if name not in by_name]
+        if missing:
+            raise ValueError(f"no mask for {missing[0]!r}; masks have the names of their photos")
+        return torch.stack([_mask(network, by_name[name], size) for name in own])
+    if len(given) != shown.given:
+        raise ValueError(f"{len(given)} masks for {shown.given} photos: needs one for each")
+    if not isinstance(given, Tensor):
+        return torch.stack([_mask(network, given[place], size) for place in shown.places])
+    if given.dtype != torch.bool or tuple(given.shape) not in ((len(given), *size), (len(given), 1, *size)):
+        raise ValueError(
+            f"masks of shape {tuple(given.shape)} and type {given.dtype}: needs a boolean tensor "
+            f"(N, {size[0]}, {size[1]})"
         )
-        if chosen.dtype != torch.bool or tuple(chosen.shape[-2:]) != size:
-            raise ValueError(
-                f"masks of shape {tuple(given.shape)} and type {given.dtype}: needs a boolean tensor "
-                f"(N, {size[0]}, {size[1]})"
-            )
-        return chosen.reshape(-1, *size)
-    by_name = dict(_listed(given))
-    missing = [name for name in shown.names if name not in by_name]
-    if missing:
-        raise ValueError(f"no mask for {missing[0]!r}; masks have the names of their photos")
-    return torch.stack([_mask(network, by_name[name], size) for name in shown.names])
+    return given[shown.places].reshape(-1, *size)
+
+
+def _without_suffix(name: str, known: Mapping[str, Any]) -> str:
+    """The name of the results of a photo that was given as a path."""
+    return name if name in known or Path(name).suffix.lower() not in photos.SUFFIXES else Path(name).stem
 
 
 def _mask(network: Network, picture: Any, size: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rectgrad.explanation.trust import LOW
-from rectgrad.verdict.measures import MEASURES, QUESTIONS, WHY
+from rectgrad.verdict.measures import HOW_MUCH, MEASURES, QUESTIONS, WHERE, WHY
 from rectgrad.verdict.presets import least_photos
 
 Json = dict[str, Any]
@@ -27,12 +27,23 @@ def answers(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> d
 
 
 def _answer(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> list[str] | str:
-    own = [pair for pair in verdict["pairs"] if MEASURES[pair["measure"]].question == question]
-    able = [row for row in methods if all(beats(row, control, own) for control in controls)]
-    if question == WHY:
-        able = [row for row in able if not unspecific(row, verdict["table"])]
+    own = _pairs(question, verdict)
+    able = _specific(question, _above_controls(methods, controls, own), verdict)
     best = [row for row in able if not any(beats(other, row, own) for other in able)]
     return INCONCLUSIVE if not best or len(best) == len(methods) > 1 else best
+
+
+def _pairs(question: str, verdict: Json) -> list[Json]:
+    return [pair for pair in verdict["pairs"] if MEASURES[pair["measure"]].question == question]
+
+
+def _above_controls(methods: Sequence[str], controls: Sequence[str], own: Sequence[Json]) -> list[str]:
+    return [row for row in methods if all(beats(row, control, own) for control in controls)]
+
+
+def _specific(question: str, rows: Sequence[str], verdict: Json) -> list[str]:
+    """Maps that are the same for every class do not say why one was chosen."""
+    return [row for row in rows if question != WHY or not unspecific(row, verdict["table"])]
 
 
 def beats(a: str, b: str, pairs: Sequence[Json]) -> bool:
@@ -57,6 +68,12 @@ def too_few(verdict: Json) -> list[dict[str, str]]:
             why = f"{few}: with {tests} comparisons, {least_photos(tests)} or more are needed"
             found.append({"kind": "question", "what": f'"{question}"', "why": why})
     return found
+
+
+def ranked_on(verdict: Json) -> str:
+    """Says on how many photos methods were ranked, if these are fewer than all."""
+    photos = [p["n"] for p in verdict["pairs"] if MEASURES[p["measure"]].question in (WHERE, HOW_MUCH)]
+    return f", ranked on {max(photos)} of them" if photos and max(photos) < verdict["photos"]["n"] else ""
 
 
 def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> list[str]:
@@ -90,7 +107,9 @@ def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
     last, floor = (table.get(f"randomisation_{each}", {}).get(row) for each in ("last", "floor"))
     if last is None:
         return False
-    return last["mean"] > EQUAL or (floor is not None and last["low"] - floor["mean"] > SIMILAR)
+    if last["mean"] > EQUAL or floor is None or last["low"] is None:
+        return bool(last["mean"] > EQUAL)
+    return bool(last["low"] - floor["mean"] > SIMILAR)
 
 
 def _no_better(
@@ -112,13 +131,21 @@ def _with_values(names: Sequence[str], cells: Mapping[str, Json]) -> str:
 
 
 def _why_open(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> str:
-    own = [pair for pair in verdict["pairs"] if MEASURES[pair["measure"]].question == question]
+    own = _pairs(question, verdict)
     if not own:
         return f'"{question}": which method is best. No measure of this question could be computed.'
-    able = [row for row in methods if all(beats(row, control, own) for control in controls)]
+    able = _above_controls(methods, controls, own)
     if not able:
         return f'"{question}": that any method is better than all controls.'
-    return f'"{question}": which of {_listed(able)} is best. They are tied.'
+    specific = _specific(question, able, verdict)
+    if not specific:
+        return (
+            f'"{question}": that any method answers it. {_listed(able)} '
+            f"{'beat' if len(able) > 1 else 'beats'} all controls, but the maps hardly depend on the class."
+        )
+    wins = any(beats(a, b, own) for a in specific for b in specific)
+    why = "Each one loses to another one" if wins else "They are tied"
+    return f'"{question}": which of {_listed(specific)} is best. {why}.'
 
 
 def _listed(names: Sequence[str]) -> str:

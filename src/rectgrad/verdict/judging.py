@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rectgrad.models import ImageModel
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
 from rectgrad.verdict import answers, table
-from rectgrad.verdict.album import Album, album, masks_of
+from rectgrad.verdict.album import Album, album, masks_of, with_outputs
 from rectgrad.verdict.case import Case
 from rectgrad.verdict.costs import costs
 from rectgrad.verdict.disagreement import disagreements, drawn
@@ -87,8 +88,11 @@ class Verdict:
         counts = ", ".join(
             f"{k} {what}{'s' if k != 1 else ''}" for k, what in ((len(order), "method"), (n, "photo"))
         )
-        head = f"Verdict on {self.record['model']}: {counts}"
-        return "\n".join([head, f"  order: {', '.join(order)}", *said])
+        head = f"Verdict on {self.record['model']}: {counts}{answers.ranked_on(self.record)}"
+        place = table.places(self.ranks["shares"])
+        tied = [place.get(a) == place.get(b) for a, b in pairwise(order)]
+        listed = "".join(f"{' = ' if same else ', '}{row}" for same, row in zip(tied, order[1:], strict=True))
+        return "\n".join([head, f"  order: {''.join(order[:1])}{listed}", *said])
 
 
 def judge(
@@ -147,6 +151,9 @@ def judged(
     settings = settings.enough(len(rows), len([name for name in wanted if MEASURES[name].better]))
     shown = album(network, photos, settings.photos)
     case = Case(network.module, shown.inputs, settings, wanted, seed, masks_of(network, masks, shown))
+    if (usable := with_outputs(shown, case.outputs)) is not shown:
+        shown = usable
+        case = replace(case, inputs=shown.inputs, masks=masks_of(network, masks, shown))
     parts = kept_in(Path(out) if out is not None else None, case)
     computed = run(case, rows, parts, engine, progress)
     found = columns(case, computed)
@@ -211,7 +218,7 @@ def _matched(case: Case, variants: Mapping[str, Sequence[Row]], found: Columns) 
     """variant -> cells and pairs of the leaders."""
     result: Json = {}
     for variant, rows in variants.items():
-        short = {row.name: row.name.partition(":")[0] for row in rows}
+        short = {row.name: row.name.removesuffix(f": {variant}") for row in rows}
         own = {m: {short[r]: v for r, v in each.items() if r in short} for m, each in found.items()}
         own = {measure: each for measure, each in own.items() if each}
         if own:

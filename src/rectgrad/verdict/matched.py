@@ -107,6 +107,12 @@ def matched_rows(leaders: Sequence[Row], gini: Mapping[str, float]) -> dict[str,
     return found
 
 
+def without_variant(name: str) -> str:
+    """The name of the method, from that of a row of a matched comparison."""
+    method, _, variant = name.rpartition(": ")
+    return method if variant in VARIANTS else name
+
+
 def _padded(method: Method) -> Method:
     """The method with the padding trick, its own if it has one; unchanged if it takes none."""
     if any(each.name == "padding_trick" for each in fields(method)):

@@ -76,7 +76,8 @@ def _pairs(measure: str, own: Mapping[tuple[str, str], Array], draws: int, seed:
 
 def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: Sequence[Json]) -> Json:
     """Ranks with ties for each ranked measure, the share of comparisons that each row won, tied and lost, and
-    the order of the rows: by wins minus losses, then by the mean rank of the plain means."""
+    the order of the rows: by wins minus losses, then by the mean rank of the plain means; rows that were not
+    compared come last."""
     measures = [name for name in table if MEASURES[name].ranked and len(table[name]) > 1]
     won, lost, compared = (dict.fromkeys(rows, 0) for _ in range(3))
     by_measure: dict[str, dict[str, int]] = {}
@@ -92,7 +93,8 @@ def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: S
         by_measure[name] = {row: 1 + count for row, count in worse.items()}
     plain = {name: _positions(name, table[name]) for name in measures}
     mean = {row: np.mean([plain[m][row] for m in measures if row in plain[m]] or [np.inf]) for row in rows}
-    order = sorted(rows, key=lambda row: (-(won[row] - lost[row]) / max(compared[row], 1), mean[row]))
+    net = {row: (won[row] - lost[row]) / compared[row] if compared[row] else -np.inf for row in rows}
+    order = sorted(rows, key=lambda row: (-net[row], mean[row]))
     shares = {
         row: {
             "won": won[row] / compared[row],
@@ -102,7 +104,20 @@ def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: S
         for row in rows
         if compared[row]
     }
-    return {"order": order, "by_measure": by_measure, "shares": shares, "agreement": agreement(plain)}
+    found_agreement = agreement({name: table[name] for name in measures})
+    return {
+        "order": order,
+        "by_measure": by_measure,
+        "shares": shares,
+        "agreement": found_agreement,
+    }
+
+
+def places(shares: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
+    """The place of each row that was compared: 1 plus the number of rows with more wins minus losses. Rows
+    with as many share a place."""
+    net = {row: round(own["won"] - own["lost"], 5) for row, own in shares.items()}
+    return {row: 1 + sum(other > mine for other in net.values()) for row, mine in net.items()}
 
 
 def _positions(measure: str, means: Mapping[str, Json]) -> dict[str, float]:
@@ -115,14 +130,15 @@ def _positions(measure: str, means: Mapping[str, Json]) -> dict[str, float]:
     }
 
 
-def agreement(plain: Mapping[str, Mapping[str, float]]) -> Json:
-    """Spearman's correlation between the orders in which two measures put the rows."""
-    return {a: {b: _correlation(plain[a], plain[b]) for b in plain} for a in plain}
+def agreement(table: Mapping[str, Mapping[str, Json]]) -> Json:
+    """Spearman's correlation between the orders in which two measures put the rows that both have."""
+    return {a: {b: _correlation((a, table[a]), (b, table[b])) for b in table} for a in table}
 
 
-def _correlation(a: Mapping[str, float], b: Mapping[str, float]) -> float | None:
-    common = [row for row in a if row in b]
-    x, y = (np.array([each[row] for row in common]) for each in (a, b))
+def _correlation(*measures: tuple[str, Mapping[str, Json]]) -> float | None:
+    common = set.intersection(*(set(means) for _, means in measures))
+    own = [_positions(name, {row: means[row] for row in means if row in common}) for name, means in measures]
+    x, y = (np.array([ranks[row] for row in sorted(common)]) for ranks in own)
     if len(common) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])

@@ -34,8 +34,8 @@ def _maps(photos: Photos, row: Row) -> Values:
         "gini": metrics.gini,
         "zero_share": metrics.zero_share,
         "total_variation": functools.partial(metrics.total_variation, normalize=True),
-        "inside": lambda m: metrics.inside(m, _given(photos.masks), share=True),
-        "pointing_game": lambda m: metrics.pointing_game(m, _given(photos.masks)),
+        "inside": lambda m: _on(photos.masks, functools.partial(metrics.inside, share=True), m),
+        "pointing_game": lambda m: _on(photos.masks, metrics.pointing_game, m),
         "specificity": lambda m: metrics.specificity(_positions(m), _positions(both[1])),
         "specificity_floor": lambda m: _unrelated(metrics.specificity, _positions(m)),
     }
@@ -137,9 +137,16 @@ COMPUTE: dict[str, Callable[[Photos, Row], Values]] = {
 }
 
 
-def _given(masks: Tensor | None) -> Tensor:
+def _on(masks: Tensor | None, measure: Callable[[Tensor, Tensor], Tensor], maps: Tensor) -> Tensor:
+    """A measure of location; undefined where every map has the same value."""
     assert masks is not None
-    return masks
+    return torch.where(says_nothing(masks), torch.nan, measure(maps, masks))
+
+
+def says_nothing(masks: Tensor) -> Tensor:
+    """Whether a mask is empty, or covers the whole photo."""
+    flat = masks.flatten(1)
+    return flat.all(1) | ~flat.any(1)
 
 
 def _positions(maps: Tensor) -> Tensor:

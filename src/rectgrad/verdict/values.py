@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from rectgrad.checks import are_probabilities
 from rectgrad.verdict.case import Case
+from rectgrad.verdict.matched import without_variant
 from rectgrad.verdict.measures import MEASURES
 from rectgrad.verdict.rows import Row
 from rectgrad.verdict.run import Computed
+from rectgrad.verdict.units import says_nothing
 
 Columns = dict[str, dict[str, NDArray[np.float64]]]  # measure -> row -> one value per photo, NaN if undefined
 
@@ -36,7 +38,7 @@ def times(computed: Computed) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for (unit, row), chunks in computed.items():
         seconds = sum(values.get("seconds", 0) for values in chunks.values())
-        own, method = found.setdefault(unit, {}), row.partition(":")[0]  # variants of a method are added up
+        own, method = found.setdefault(unit, {}), without_variant(row)  # variants of a method are added up
         own[method] = round(own.get(method, 0) + seconds, 2)
     return found
 
@@ -48,6 +50,11 @@ def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[s
         for name, why in case.unavailable.items()
         if MEASURES[name].needs != ("positions", "masks") or case.masks is not None
     ]
+    useless = int(says_nothing(case.masks).sum()) if case.masks is not None else 0
+    if useless:
+        several = "masks are" if useless > 1 else "mask is"
+        why = f"{useless} {several} empty or cover{'' if useless > 1 else 's'} the whole photo, and left out"
+        found.append({"kind": "masks", "what": "the masks", "why": why})
     if case.has_classes and are_probabilities(case.outputs):
         why = "its outputs look like probabilities; measures need the values before the softmax"
         found.append({"kind": "network", "what": "the network", "why": why})

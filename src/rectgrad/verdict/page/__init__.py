@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rectgrad.verdict.answers import INCONCLUSIVE
+from rectgrad.verdict.answers import INCONCLUSIVE, ranked_on
 from rectgrad.verdict.measures import QUESTIONS
 from rectgrad.verdict.page.leaderboard import leaderboard
 from rectgrad.verdict.page.measure_cards import cards
@@ -50,8 +50,8 @@ def _summary(record: Json) -> str:
     n, methods, controls = record["photos"]["n"], len(record["methods"]), len(record["controls"])
     return (
         f"{methods} method{'s' if methods != 1 else ''} and {controls} controls on {n} photo"
-        f"{'s' if n != 1 else ''}, preset {record['preset']['name']}. Controls are maps that know the "
-        "photo, but not the network."
+        f"{'s' if n != 1 else ''}{ranked_on(record)}, preset {record['preset']['name']}. Controls are maps "
+        "that know the photo, but not the network."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rectgrad.explanation.trust import LOW
 from rectgrad.verdict.answers import ignores_weights, unspecific
+from rectgrad.verdict.table import places
 
 Json = dict[str, Any]
 _KEY = " ".join(f'<span class="key {kind}">{kind}</span>' for kind in ("won", "tied", "lost"))
@@ -22,7 +23,8 @@ _HEAD = (
 
 def leaderboard(record: Json) -> str:
     head = "".join(f"<th>{each}</th>" for each in (_HEAD if record["costs"] else _HEAD[:-1]))
-    lines = "".join(_line(record, place, name) for place, name in enumerate(record["ranks"]["order"], 1))
+    place = places(record["ranks"]["shares"])
+    lines = "".join(_line(record, place.get(name), name) for name in record["ranks"]["order"])
     compared = [record["measures"][name]["title"] for name in record["ranks"]["by_measure"]]
     note = (
         f"Each row is compared with every other row in {', '.join(compared)}. A comparison is won if the "
@@ -34,13 +36,13 @@ def leaderboard(record: Json) -> str:
     return f'<div class="scroll board">{table}</div><p class="faint">{escape(note)}</p>'
 
 
-def _line(record: Json, place: int, name: str) -> str:
+def _line(record: Json, place: int | None, name: str) -> str:
     control = name in record["controls"]
     shares = record["ranks"]["shares"].get(name)
     bar = _bar(shares) if shares else "not compared"
     table = {} if control else record["table"]  # a control does not look at the network
     cells = [
-        str(place),
+        str(place or ""),
         f"<b>{escape(name)}</b>" + (" <i>control</i>" if control else ""),
         bar,
         _check(_value(table, "specificity", name), unspecific(name, table)),

@@ -20,7 +20,10 @@ def cards(record: Json) -> str:
             title = f"“{question}”" if question else "Checks and descriptions, which do not rank methods"
             drawn = "".join(_card(record, name) for name in own)
             found.append(f'<h3>{title}</h3><div class="cards">{drawn}</div>')
-    note = "Intervals are 95 % bootstrap intervals over photos. The dashed line is the best control."
+    note = (
+        "Intervals are 95 % bootstrap intervals over photos; for 2 to 5 photos (n), they are too narrow. "
+        "The dashed line is the best control."
+    )
     return f'<p class="faint">{note}</p>{"".join(found)}'
 
 
@@ -60,16 +63,25 @@ def _line(row: str, cell: Json, low: float, high: float, best: list[float], cont
         if best
         else ""
     )
-    drawing = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{control_line}'
+    interval = (
         f'<line x1="{place(cell["low"]):.1f}" x2="{place(cell["high"]):.1f}" y1="{middle}" y2="{middle}"/>'
+        if cell["low"] is not None
+        else ""
+    )
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{control_line}{interval}'
         f'<circle cx="{place(cell["mean"]):.1f}" cy="{middle}" r="3.5"/></svg>'
     )
     kind = ' class="control"' if control else ""
     return (
         f"<tr{kind}><th>{escape(row)}</th><td>{drawing}</td><td>{number(cell['mean'])}</td>"
-        f"<td>{number(cell['low'])} to {number(cell['high'])}</td><td>n {cell['n']}</td></tr>"
+        f"<td>{span(cell)}</td><td>n {cell['n']}</td></tr>"
     )
+
+
+def span(cell: Json) -> str:
+    """An interval; a dash for a single photo."""
+    return f"{number(cell['low'])} to {number(cell['high'])}" if cell["low"] is not None else "–"
 
 
 def number(value: float | None) -> str:

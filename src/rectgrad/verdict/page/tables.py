@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from rectgrad.verdict.page.measure_cards import number
+from rectgrad.verdict.page.measure_cards import number, span
 
 Json = dict[str, Any]
 LONGEST = 400  # pairs on the page; all are in verdict.json
@@ -84,7 +84,7 @@ def pairs(record: Json) -> str:
             [
                 f"<td>{_title(record, p['measure'])}</td>",
                 *(f"<td>{escape(p[key])}</td>" for key in ("a", "b")),
-                f"<td>{number(p['difference'])}</td><td>{number(p['low'])} to {number(p['high'])}</td>",
+                f"<td>{number(p['difference'])}</td><td>{span(p)}</td>",
                 f"<td>{p['holm']:.3f}</td><td>{escape(p['better'] or 'tied')}</td><td>{p['n']}</td>",
                 f"<td>{p['photos_needed'] if p['photos_needed'] is not None else '–'}</td>",
             ],
@@ -150,8 +150,7 @@ def _cell(cell: Json | None, best: bool) -> str:
     if cell is None:
         return "<td>–</td>"
     star = " ★" if best else ""
-    interval = f"{number(cell['low'])} to {number(cell['high'])}, n {cell['n']}"
-    return f"<td>{number(cell['mean'])}{star}<br><small>{interval}</small></td>"
+    return f"<td>{number(cell['mean'])}{star}<br><small>{span(cell)}, n {cell['n']}</small></td>"
 
 
 def _best(pairs: Sequence[Json], measure: str, row: str) -> bool:
