@@ -17,6 +17,7 @@ import numpy as np
 
 from rectgrad.photos import files
 
+LONGEST = 120  # file systems allow 255 bytes
 _START = "start "  # of the names of parts that mark a start
 
 
@@ -71,8 +72,8 @@ class Parts:
         return self._path(name).with_suffix(".npy").exists()
 
     def _path(self, name: str) -> Path:
-        """Names that differ only in replaced characters have different files."""
-        safe = re.sub(r"[^A-Za-z0-9_.=-]", "_", name)
+        """Names that differ only in characters that are replaced or cut off have different files."""
+        safe = re.sub(r"[^A-Za-z0-9_.=-]", "_", name)[:LONGEST]
         own = "" if safe == name else f"~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         return self.folder / f"{safe}{own}.json"
 

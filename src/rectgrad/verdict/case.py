@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,21 +19,19 @@ from rectgrad.metrics.scores import Scores
 from rectgrad.models.fingerprint import weights_digest
 from rectgrad.verdict.measures import MEASURES
 from rectgrad.verdict.presets import Preset
-from rectgrad.verdict.rows import Row, tensor_digest
+from rectgrad.verdict.rows import Row, source_of, tensor_digest
 
 SHAPES = ((2, 2), (1, 2))  # of grids, the first for which there are enough classes
 CANDIDATES = 200  # composites that are tried
 FEW = 8  # fewer composites cannot tell methods apart: larger cells are tried
 SURE = 0.9  # probability of the photos in composites of full size
 NOISE = 0.01  # radius of max-sensitivity, as a share of the value range
-COMPUTES = (
-    "case",
-    "matched",
-    "photos",
-    "rows",
-    "units",
-    "work",
-)  # what numbers depend on
+COMPUTES = (  # what numbers depend on, besides the folders of `code_digest`
+    "api.py",
+    "checks.py",
+    "explanation/captures.py",
+    *(f"verdict/{name}.py" for name in ("case", "matched", "photos", "rows", "units", "work")),
+)
 GPU_VALUES = 3 * 50 * 224 * 224  # of the photos in a chunk
 CPU_PIXELS = 200_000  # on a CPU, activations of 4 photos of 224 x 224 fit the cache: 27 ms each, 39 ms at 8
 
@@ -186,8 +185,9 @@ class Case:
 
     def digests(self) -> dict[str, str | None]:
         return {
-            "code": code_digest(*(f"verdict/{name}.py" for name in COMPUTES)),
-            "weights": _network_digest(self.model),
+            "code": code_digest(*COMPUTES),
+            "network": _code_of(self.model),
+            "weights": weights_digest(self.model) if isinstance(self.model, nn.Module) else None,
             "photos": tensor_digest(self.inputs),
             "masks": None if self.masks is None else tensor_digest(self.masks),
         }
@@ -221,7 +221,10 @@ def _cut(n: int, size: int, counts: set[int] | frozenset[int] = frozenset()) -> 
         yield from (Chunk(start, stop) for start, stop in pairwise(edges))
 
 
-def _network_digest(model: Callable[..., Any]) -> str:
-    if isinstance(model, nn.Module):
-        return weights_digest(model)
-    return getattr(model, "__qualname__", type(model).__qualname__)
+def _code_of(model: Callable[..., Any]) -> str:
+    """A hash of the layers that are not torch's, or the name of a function. `run.kept_in` compares the
+    outputs too."""
+    if not isinstance(model, nn.Module):
+        return getattr(model, "__qualname__", type(model).__qualname__)
+    kinds = {type(each) for each in model.modules() if not type(each).__module__.startswith("torch.")}
+    return hashlib.sha256(b"".join(sorted(map(source_of, kinds)))).hexdigest()[:32]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
+import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from rectgrad.engine.request import Request
 from rectgrad.methods import Method, RandomMap
 from rectgrad.methods.averages import SmoothGrad
-from rectgrad.methods.catalog import METHODS, as_method, every_name
+from rectgrad.methods.catalog import as_method, every_name
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps
 from rectgrad.metrics import controls
@@ -81,14 +82,31 @@ def is_gradient(method: Method) -> bool:
 
 
 def digest_of(value: Any) -> str:
-    """A short hash of a method: its class, its options and, if it is not one of ours, its source."""
+    """A short hash of a method: its class, its options and, if it is not one of ours, the file that it is
+    in, because a method may call functions beside it."""
     found = hashlib.sha256(f"{type(value).__module__}.{type(value).__qualname__}".encode())
-    if type(value) not in {type(each) for each in METHODS.values()}:
-        with contextlib.suppress(OSError, TypeError):
-            found.update(inspect.getsource(type(value)).encode())
+    if not type(value).__module__.startswith("rectgrad."):
+        found.update(_file_of(type(value)) or source_of(type(value)))
     for each in fields(value):
         found.update(f"{each.name}={_digest_of_option(getattr(value, each.name))}".encode())
     return found.hexdigest()[:16]
+
+
+def _file_of(kind: type) -> bytes:
+    """The content of the file of a class; nothing if there is none, as in a notebook."""
+    try:
+        return Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):
+        return b""
+
+
+def source_of(kind: type) -> bytes:
+    """The source of a class; where it cannot be read, the compiled functions of the class."""
+    try:
+        return inspect.getsource(kind).encode()
+    except (OSError, TypeError):
+        functions = (each for each in vars(kind).values() if inspect.isfunction(each))
+        return b"".join(marshal.dumps(each.__code__) for each in functions)
 
 
 def _digest_of_option(value: Any) -> str:

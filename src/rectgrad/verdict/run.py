@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ Advance = Callable[..., None]
 Progress = Callable[[int, str], AbstractContextManager[Advance]]
 Computed = dict[tuple[str, str], dict[int, Values]]  # (unit, row) -> values by the start of the chunk
 MANY_MAPS = ("maps", "stability", "randomisation")  # units
+SAME = 1e-3  # outputs of one network, from start to start, as a share of the largest
 _WHAT = "judging"
 
 
@@ -50,7 +52,13 @@ def kept_in(out: Path | None, case: Case) -> Parts | Memory:
     if out is None:
         return Memory()
     files.remove_partial_files(out)
-    return Parts(out / "parts", case.settings())
+    parts = Parts(out / "parts", case.settings())
+    outputs = case.outputs.numpy()
+    before = parts.array("outputs", lambda: outputs)
+    if before.shape != outputs.shape or not np.allclose(before, outputs, atol=SAME * np.abs(outputs).max()):
+        parts.clear()  # the network is another one: a function, or one that calls functions
+        parts.array("outputs", lambda: outputs)
+    return parts
 
 
 def run(
@@ -81,13 +89,13 @@ Wanted = dict[Chunk, list[tuple[str, Row]]]
 
 
 def _existing(wanted: Wanted, parts: Parts | Memory) -> tuple[Computed, Wanted]:
-    """Finished units, and those that are missing."""
+    """Finished units, and those that are missing or failed, perhaps for a reason that has gone."""
     done: Computed = {}
     missing: Wanted = {}
     for chunk, units in wanted.items():
         for unit, row in units:
             known = parts.known(part_name(unit, row, chunk))
-            if known is None:
+            if known is None or "error" in known:
                 missing.setdefault(chunk, []).append((unit, row))
             else:
                 done.setdefault((unit, row.name), {})[chunk.start] = known
