@@ -124,8 +124,8 @@ def test_too_small_counts_are_refused(call, capsys, count):
 
 def test_what_a_count_changes():
     quick, full = presets.PRESETS["quick"], presets.PRESETS["full"]
-    few, many, all_of = quick.of_photos(8), quick.of_photos(200), full.of_photos(1000)
-    assert (few.photos, few.evaluated, few.repeated) == (8, 8, 6)
-    assert (many.photos, many.evaluated, many.repeated) == (200, 12, 6)
-    assert (all_of.photos, all_of.evaluated, all_of.repeated) == (1000, 1000, 1000)
-    assert replace(all_of, photos=500, evaluated=500, repeated=500) == full
+    for preset, count in ((quick, 8), (quick, 200), (full, 1000)):
+        found = preset.of_photos(count)
+        assert (found.photos, found.evaluated, found.repeated) == (count, count, count)
+        own = {name: getattr(preset, name) for name in ("photos", "evaluated", "repeated")}
+        assert replace(found, **own) == preset

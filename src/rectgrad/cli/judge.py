@@ -42,7 +42,11 @@ def judge(
     ] = None,
     preset: Annotated[str, typer.Option(help="quick (50 photos) or full (500 photos).")] = "quick",
     count: Annotated[
-        int | None, typer.Option(help="Number of photos; default: that of the preset.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Number of photos, for every measure; default: those of the preset, which differ.",
+            show_default=False,
+        ),
     ] = None,
     device: shared.Device = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray to use all cores or a cluster.")] = "local",

@@ -56,13 +56,11 @@ class Preset:
         return replace(self, **{name: max(getattr(self, name), least) for name in names})
 
     def of_photos(self, count: int) -> Preset:
-        """The preset for this many photos. Measures that use all of them still do."""
+        """The preset with this many photos in every measure. Methods that need many passes, grids and matched
+        comparisons keep their numbers."""
         if count < 2:
             raise ValueError(f"{count} photos: needs 2 or more")
-        evaluated, repeated = (
-            count if n == self.photos else min(n, count) for n in (self.evaluated, self.repeated)
-        )
-        return replace(self, photos=count, evaluated=evaluated, repeated=repeated)
+        return replace(self, photos=count, evaluated=count, repeated=count)
 
     def photos_for(self, method: Method, repeated: bool = False) -> int:
         """How many photos a method is judged on."""
