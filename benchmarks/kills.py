@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--only", choices=COMMANDS)
     parser.add_argument("--out", type=Path, default=Path("results/bench/kills.json"))
     given = parser.parse_args()
-    record: dict[str, Any] = files.load_json(given.out) or {}
+    record: dict[str, Any] = files.load_record(given.out)
     with tempfile.TemporaryDirectory() as scratch:
         archive = generate(Path(scratch) / "given")
         for name in COMMANDS:
