@@ -284,7 +284,7 @@ def main() -> None:
         "ends": lambda: ends(given.ends),
         "connections": lambda: connections(given.connections),
     }
-    record: dict[str, Any] = files.load_json(given.out) or {}
+    record: dict[str, Any] = files.load_record(given.out)
     for name, attack in parts.items():
         if given.only in (None, name):
             record[name] = attack()

@@ -67,6 +67,24 @@ def test_a_checkpoint_of_another_plan_or_a_damaged_one_is_not_used(tmp_path: Pat
     assert training.load_checkpoint(tmp_path / "nothing", Plan(), DATA) is None
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"plan": "3", "losses": "[]"},
+        {"plan": "{}", "losses": "{}"},
+        {"plan": "{}", "losses": '["x"]'},
+        {"plan": "{}", "losses": "null"},
+        {"plan": "[" * 100_000, "losses": "[]"},
+        {"plan": "{}", "losses": "[0.1]"},  # right, but without tensors
+    ],
+    ids=["a number", "an object", "words", "none", "many brackets", "no tensors"],
+)
+def test_a_file_that_claims_to_be_a_checkpoint_is_not_used(tmp_path: Path, metadata) -> None:
+    tensors = {"module.x": torch.zeros(2)}
+    safetensors.torch.save_file(tensors, tmp_path / "w", {"data": DATA} | metadata)
+    assert training.load_checkpoint(tmp_path / "w", Plan(), DATA) is None
+
+
 def test_a_checkpoint_of_other_pictures_is_not_used(tmp_path: Path) -> None:
     path, other, plan = tmp_path / "net.safetensors", shapes.generate(40, 9), replace(PLAN, epochs=1)
     training.train(other, plan, checkpoint=path)

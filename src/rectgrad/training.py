@@ -221,18 +221,20 @@ _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def load_checkpoint(path: Path, plan: Plan, data: str, classes: int = 10) -> Run | None:
-    """The run saved in a checkpoint; None if it is missing, unreadable, or has another plan or other data."""
+    """The run saved in a checkpoint; None if it is missing, damaged, or has another plan or other data."""
     try:
-        with safetensors.safe_open(path, "pt") as content:
-            metadata: dict[str, str] = content.metadata() or {}
-            tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 - no dict
-        same = _resumable_settings(json.loads(metadata["plan"])) == _resumable_settings(asdict(plan))
-        if not same or metadata["data"] != data:
-            return None
-        losses = json.loads(metadata["losses"])
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return _loaded(path, plan, data, classes)
+    except Exception:  # of any kind, as a file can hold anything in place of plan, losses and tensors
         return None
-    if len(losses) > plan.epochs:
+
+
+def _loaded(path: Path, plan: Plan, data: str, classes: int) -> Run | None:
+    with safetensors.safe_open(path, "pt") as content:
+        metadata: dict[str, str] = content.metadata() or {}
+        tensors = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118 - no dict
+    same = _resumable_settings(json.loads(metadata["plan"])) == _resumable_settings(asdict(plan))
+    losses = [float(each) for each in json.loads(metadata["losses"])]
+    if not same or metadata["data"] != data or len(losses) > plan.epochs:
         return None
     run = fresh(plan, classes)
     run.losses = losses

@@ -356,7 +356,7 @@ def test_what_is_finished_is_saved_at_once(tmp_path, monkeypatch):
     file, saved = tmp_path / "r" / "speed.json", []
     monkeypatch.setattr("rectgrad.bench.suite.comparison", lambda plan, name, watch: {"model": name})
     result = bench.run(
-        bench.Plan(models=("resnet50", "vgg16")), file, show=lambda *_: saved.append(files.load_json(file))
+        bench.Plan(models=("resnet50", "vgg16")), file, show=lambda *_: saved.append(files.load_record(file))
     )
     assert [said and len(said["models"]) for said in saved] == [None, 1, 2]
     assert saved[-1] == json.loads(json.dumps(result))

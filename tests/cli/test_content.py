@@ -132,6 +132,23 @@ def test_parts_of_other_settings_or_of_a_similar_name_are_other_parts(monkeypatc
     assert [one.known(name) for name in similar] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("planted", ["[" * 100_000, "[1]", "3", '{"part": "a"}', '{"value": 2}', "{"])
+def test_a_file_that_is_no_part_is_computed_again(tmp_path, planted):
+    kept = parts.Parts(tmp_path, {})
+    kept.keep("a", 1)
+    (path,) = kept.folder.iterdir()
+    path.write_text(planted)
+    assert kept.known("a") is None
+    assert kept.seconds() == 0
+    assert kept.part("a", lambda: 2) == 2
+
+
+def test_a_part_that_another_process_removes_is_not_lost(monkeypatch, tmp_path):
+    kept = parts.Parts(tmp_path, {})
+    monkeypatch.setattr(files, "save_json", lambda value, path: None)
+    assert kept.keep("a", (1, 2)) == [1, 2]
+
+
 def test_the_time_of_parts_is_not_negative_if_the_clock_is_moved_back(monkeypatch, tmp_path):
     times = iter([1000.0, 1010.0, 500.0])
     monkeypatch.setattr(parts.time, "time", lambda: next(times))

@@ -222,11 +222,23 @@ def test_pixels_are_scaled_as_the_paper_does():
 # --- downloads ---------------------------------------------------------------------------------------------
 
 
+# What a server can answer that is no HTTP, or is cut short.
+ANSWERS = {
+    "/nonsense": b"nonsense\r\n\r\n",
+    "/length": b"HTTP/1.0 200 OK\r\nContent-Length: many\r\n\r\nx",
+    "/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n99\r\nx",
+    "/headers": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+}
+
+
 class Server(http.server.SimpleHTTPRequestHandler):
     content = bytes(range(256)) * 20_000
     asked: list = []  # noqa: RUF012 - of the test that runs
 
     def do_GET(self):
+        if self.path in ANSWERS:
+            self.wfile.write(ANSWERS[self.path])
+            return
         start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
         self.asked.append(start)
         self.send_response(206 if start else 200)
@@ -269,6 +281,14 @@ def test_a_damaged_download_is_not_kept(server, tmp_path):
     with pytest.raises(DataUnavailableError, match="is damaged"):
         fetch.download(f"{server}/whole", tmp_path / "file", digest(b"something else"))
     assert list(tmp_path.glob("file*")) == []
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_a_server_that_answers_nonsense(server, tmp_path, path):
+    with pytest.raises(DataUnavailableError, match="could not be downloaded") as error:
+        fetch.download(f"{server}{path}", tmp_path / "file")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "file").exists()
 
 
 def test_no_network(tmp_path):

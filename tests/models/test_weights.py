@@ -83,10 +83,31 @@ def test_training_checkpoints_are_understood(tmp_path, key):
     assert torch.equal(model.module.dense1.weight, made.dense1.weight)
 
 
-@pytest.mark.parametrize("state", [{0: torch.zeros(2)}, {"0.weight": torch.zeros(2, device="meta")}])
-def test_keys_are_names_and_tensors_have_values(state, tmp_path):
+@pytest.mark.parametrize(
+    "state",
+    [
+        {0: torch.zeros(2)},
+        {"0.weight": torch.zeros(2, device="meta")},
+        {"0.weight": torch.zeros(2, dtype=torch.complex64)},
+        {"0.weight": torch.zeros(2).to_sparse()},
+        {"0.weight": [1.0, 2.0]},
+    ],
+    ids=["numbers", "meta", "complex", "sparse", "a list"],
+)
+def test_keys_are_names_and_values_are_tensors_of_real_numbers(state, tmp_path):
+    """The imaginary part of a complex tensor would be lost when it is copied into a parameter."""
     torch.save(state, tmp_path / "w.pt")
     refused(tmp_path / "w.pt", "does not contain a state dict")
+
+
+def test_two_networks_in_one_file_are_not_mixed(tmp_path):
+    """Without the prefix of DataParallel, the names of the second one would be those of the first."""
+    state = CifarCNN().state_dict()
+    torch.save(state | {f"module.{key}": value for key, value in state.items()}, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"unexpected: module\.conv1"):
+        load("cifar10_cnn", weights=tmp_path / "w.pt")
+    torch.save({f"module.{key}": value for key, value in state.items()}, tmp_path / "w.pt")
+    load("cifar10_cnn", weights=tmp_path / "w.pt")
 
 
 @pytest.mark.any_torch

@@ -217,6 +217,22 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert calls == ["sync", "rename"]
 
 
+def test_a_planted_link_is_not_written_through(tmp_path):
+    """Its name is that of the partial file."""
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / f".a.txt.{os.getpid()}.part").symlink_to(tmp_path / "precious")
+    files.save_text("new", tmp_path / "a.txt")
+    assert (tmp_path / "precious").read_text() == "text"
+    assert (tmp_path / "a.txt").read_text() == "new"
+    assert not (tmp_path / "a.txt").is_symlink()
+
+
+def test_json_keeps_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    files.save_json({"name": name}, tmp_path / "a.json")
+    assert files.load_record(tmp_path / "a.json") == {"name": name}
+
+
 @pytest.mark.parametrize("name", ["9" * 20, "²", "٣", "-1", "", "1e3"])
 def test_a_planted_name_is_no_process(name, tmp_path):
     assert not files.ended(name)

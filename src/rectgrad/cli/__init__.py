@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import re
 import signal
@@ -129,10 +130,14 @@ def _ended_by_second_interrupt() -> Iterator[None]:
 
 @_ended_by_second_interrupt()
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of paths that are not UTF-8
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         _interrupted()
+    except SystemExit as error:  # no results may be missing behind a status of 0
+        _fail(f"the code of the model called sys.exit({error.code!r})")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -154,7 +159,9 @@ def _interrupted() -> None:
 
 
 def _fail(message: str, status: int = 2) -> None:
-    print(f"rectgrad: {message}", file=sys.stderr)
+    from rectgrad.photos.names import readable
+
+    print(f"rectgrad: {readable(message)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -121,7 +121,7 @@ def explain_command(
 def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
     """Prints the top five classes, the path of the picture, the specificity, and what to try next."""
     for candidate in record["top5"]:
-        print(f"{candidate['confidence']:7.1%}  {candidate['name']}")
+        print(f"{candidate['confidence']:7.1%}  {names.readable(candidate['name'])}")
     print(out / record["picture"])
     for note in record["notes"]:
         print(note)

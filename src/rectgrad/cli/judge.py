@@ -12,9 +12,11 @@ from PIL import Image
 
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
+from rectgrad.cli.report import waits
 from rectgrad.data import DATASETS, Dataset, Images
 from rectgrad.explanation import Network
 from rectgrad.models import load
+from rectgrad.photos import files
 from rectgrad.verdict import Verdict
 from rectgrad.verdict.judging import judged
 from rectgrad.verdict.presets import PRESETS
@@ -84,7 +86,8 @@ def judge(
     if weights is not None:
         network = replace(network, name=f"{network.name} ({weights.name})")
     objects = masks if masks is not None or test is None else _masks(test)
-    verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
+    with files.exclusive(out, lambda: waits(out)):  # verdict.json and verdict.html are of one run
+        verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]
     return shared.exit_status(broken, len(photos) > 1)

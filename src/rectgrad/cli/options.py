@@ -22,6 +22,7 @@ from rectgrad.methods.options import offered, type_of
 from rectgrad.models import ImageModel, load
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
+from rectgrad.photos.names import readable
 
 Images = Annotated[
     list[str] | None, typer.Argument(help="Photos, folders or glob patterns; default: a sample photo.")
@@ -204,7 +205,7 @@ def prepare_output(out: Path) -> None:
 def exit_status(broken: list[str], several: bool) -> int:
     """Prints the errors of unreadable files and returns the exit status: 2 if there was only one file."""
     for message in broken:
-        print(f"rectgrad: {message}", file=sys.stderr)
+        print(f"rectgrad: {readable(message)}", file=sys.stderr)
     return (1 if several else 2) if broken else 0
 
 

@@ -33,7 +33,7 @@ def process(
     """Runs the plan. The index page is complete even if the run is interrupted."""
     broken: list[str] = []
     records: dict[str, Json] = {}
-    turn = files.exclusive(plan.out, lambda: _waits(plan.out))
+    turn = files.exclusive(plan.out, lambda: waits(plan.out))
     with turn, progress(len(sources), _DOING[command]) as advance, evaluating():
         index = Index(plan.out, command, len(sources))
 
@@ -55,7 +55,7 @@ def process(
     return Outcome([records[each.name] for each in sources if each.name in records], computed, broken)
 
 
-def _waits(out: Path) -> None:
+def waits(out: Path) -> None:
     print(f"rectgrad: waiting for another process that writes to {out}", file=sys.stderr, flush=True)
 
 

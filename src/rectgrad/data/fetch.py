@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -31,7 +32,7 @@ def download(address: str, path: Path, digest: str | None = None, progress: Prog
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         _append(address, part, path.name, progress)
-    except (urllib.error.URLError, OSError) as error:
+    except (http.client.HTTPException, OSError, ValueError) as error:  # a server can answer anything
         reason = getattr(error, "reason", None) or error
         raise DataUnavailableError(
             f"{address} could not be downloaded ({' '.join(str(reason).split())}); download it on a machine "

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from rectgrad.data import cifar10, fetch
+from rectgrad.data import archive, cifar10, fetch
 from rectgrad.data.dataset import DataUnavailableError, Images, cache
 from rectgrad.photos import files, reading
 
@@ -52,14 +50,14 @@ def install(source: str | None = None, progress: fetch.Progress = fetch.no_progr
     """Stores the masks in the cache; CIFAR-10 must be installed. `source` is a copy of the authors' archive;
     None downloads it."""
     train = cifar10.load().train
-    archive = (
+    path = (
         Path(source) if source else fetch.download(ADDRESS, cache() / "CIFAR10_mask.tar", progress=progress)
     )
     try:
-        found = matched(read(archive), train)
+        found = matched(read(path), train)
     except DataUnavailableError:
         if not source:
-            archive.unlink(missing_ok=True)  # otherwise it would be reused next time
+            path.unlink(missing_ok=True)  # otherwise it would be reused next time
         raise
     files.remove_partial_files(cache())
     with files.atomic(place()) as part, open(part, "wb") as stream:
@@ -74,17 +72,17 @@ class Pair(NamedTuple):
     mask: np.ndarray
 
 
-def read(archive: Path) -> list[Pair]:
+def read(path: Path) -> list[Pair]:
     """The pairs of an archive, sorted by class and number."""
     pictures: dict[tuple[int, int], np.ndarray] = {}
     dark: dict[tuple[int, int], np.ndarray] = {}
-    for name, content in _members(archive):
+    for name, content in archive.members(path, lambda name: _key(name) is not None, LARGEST):
         key = _key(name)
         if key is not None:
             try:
                 picture = reading.decode(io.BytesIO(content)).convert("L" if "mask" in name else "RGB")
-            except (OSError, ValueError, SyntaxError) as error:
-                raise DataUnavailableError(f"{name} in {str(archive)!r} is not an image ({error})") from error
+            except Exception as error:
+                raise DataUnavailableError(f"{name} in {str(path)!r} is not an image ({error})") from error
             small = np.asarray(picture.resize((32, 32), Image.Resampling.LANCZOS))
             if "mask" in name:
                 dark[key] = small < DARK
@@ -93,28 +91,13 @@ def read(archive: Path) -> list[Pair]:
     if not pictures or pictures.keys() != dark.keys():
         alone = sorted(pictures.keys() ^ dark.keys())
         what = f"images and masks do not match: {alone[:3]}" if alone else "it has no images CLASS_NUMBER"
-        raise DataUnavailableError(f"{str(archive)!r} is not the authors' archive of masks: {what}")
+        raise DataUnavailableError(f"{str(path)!r} is not the authors' archive of masks: {what}")
     return [Pair(*key, pictures[key], dark[key]) for key in sorted(pictures)]
-
-
-def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    if not archive.is_file():
-        raise DataUnavailableError(f"no such file: {str(archive)!r}")
-    try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                name = Path(member.name).name
-                wanted = member.isfile() and _key(name) is not None and member.size <= LARGEST
-                stream = opened.extractfile(member) if wanted else None
-                if stream is not None:
-                    yield name, stream.read()
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataUnavailableError(f"{str(archive)!r} is damaged or truncated ({error})") from error
 
 
 def _key(name: str) -> tuple[int, int] | None:
     """Class and number of an image file; None for other files."""
-    parts = re.match(r"([a-z]+)_(\d+)", name.lower())
+    parts = re.match(r"([a-z]+)_(\d{1,9})", name.lower())
     if parts is None or parts[1] not in cifar10.CLASSES:
         return None
     return cifar10.CLASSES.index(parts[1]), int(parts[2])

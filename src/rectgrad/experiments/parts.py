@@ -36,13 +36,13 @@ class Parts:
 
     def known(self, name: str) -> Any:
         """The value of a finished part; None if it is not finished."""
-        saved = files.load_json(self._path(name))
-        return saved["value"] if saved is not None and saved.get("part") == name else None
+        saved = files.load_record(self._path(name))
+        return saved.get("value") if saved.get("part") == name else None
 
     def keep(self, name: str, value: Any) -> Any:
         """Saves a finished part and returns its value as it will be read."""
         files.save_json({"part": name, "value": value, "finished": time.time()}, self._path(name))
-        return self.known(name)
+        return json.loads(json.dumps(value))  # not from the file, which another process may have removed
 
     def same(self, name: str, value: Any) -> None:
         """Raises an error if the value was another one in an earlier start."""
@@ -55,8 +55,9 @@ class Parts:
 
     def seconds(self) -> float:
         """The time over all starts: of the last one until now, of each other one until its last part."""
-        saved = [files.load_json(path) for path in self.folder.glob("*.json")]
-        moments = sorted((each["finished"], each["part"].startswith(_START)) for each in saved if each)
+        saved = [files.load_record(path) for path in self.folder.glob("*.json")]
+        kept = [each for each in saved if {"part", "finished"} <= each.keys()]
+        moments = sorted((each["finished"], each["part"].startswith(_START)) for each in kept)
         moments.append((time.time(), False))
         gaps = (b - a for (a, _), (b, started) in pairwise(moments) if not started)
         return float(sum(gap for gap in gaps if gap > 0))  # a clock may have been moved back

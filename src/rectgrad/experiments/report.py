@@ -53,16 +53,16 @@ def _records(out: Path) -> dict[str, dict[str, Record]]:
     records: dict[str, dict[str, Record]] = {}
     for name in EXPERIMENTS:
         for folder in folders:
-            record = files.load_json(folder / f"{name}.json")
-            if record is not None and "metrics" in record:
+            record = files.load_record(folder / f"{name}.json")
+            if "metrics" in record:
                 records.setdefault(name, {})[record["dataset"]] = record
     return records
 
 
 def _agreements(out: Path) -> list[Record]:
     """The records of benchmarks/agreement.py."""
-    records = [files.load_json(path) for path in sorted(out.glob("*/agreement.json"))]
-    return [record for record in records if record is not None]
+    records = [files.load_record(path) for path in sorted(out.glob("*/agreement.json"))]
+    return [record for record in records if record]
 
 
 def page(out: Path, records: dict[str, dict[str, Record]], agreements: Sequence[Record] = ()) -> str:

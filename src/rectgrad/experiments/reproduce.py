@@ -122,7 +122,7 @@ def _names(value: Any) -> set[str]:
 
 def _load(path: Path, lab: Lab) -> dict[str, Any] | None:
     """The existing record with these settings, if any."""
-    record: dict[str, Any] = files.load_json(path) or {}
+    record = files.load_record(path)
     if record.get("settings") != lab.settings() or outdated(record):
         return None
     lacks_photos = any(note.startswith(NO_PHOTOS) for note in record["notes"])
@@ -137,7 +137,7 @@ def outdated(record: dict[str, Any]) -> bool:
 
 def _check_overwrite(path: Path, preset: str) -> None:
     """A quick run does not overwrite the record of a long one."""
-    record: dict[str, Any] = files.load_json(path) or {}
+    record = files.load_record(path)
     if preset == "quick" and record.get("preset") == "paper":
         raise ValueError(
             f"{path} is a record of the preset `paper`, which a quick run would overwrite; choose another "

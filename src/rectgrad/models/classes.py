@@ -21,10 +21,10 @@ def bundled(name: str) -> list[list[str]]:
 
 def read(path: str | Path) -> list[list[str]]:
     """Reads a text file with one class per line: names separated by commas, the display name first."""
+    if not Path(path).is_file() and not Path(path).is_dir():  # a pipe may never end
+        raise ModelUnavailableError(f"labels={str(path)!r}: no such file")
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except FileNotFoundError:
-        raise ModelUnavailableError(f"labels={str(path)!r}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ModelUnavailableError(f"labels={str(path)!r} cannot be read ({reason(error)})") from error
     for number, line in enumerate(lines, 1):

@@ -104,13 +104,18 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     named = isinstance(content, Mapping) and all(isinstance(key, str) for key in content)
-    if not named or not all(isinstance(x, Tensor) and not x.is_meta for x in content.values()):
+    if not named or not all(_is_plain(value) for value in content.values()):
         raise ModelUnavailableError(
             f"weights={str(path)!r} does not contain a state dict as returned by model.state_dict()"
         )
-    return {
-        key.removeprefix("module."): value for key, value in content.items()
-    }  # prefix added by DataParallel
+    parallel = all(key.startswith("module.") for key in content)  # the prefix of DataParallel
+    return {key.removeprefix("module.") if parallel else key: value for key, value in content.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of real numbers that can be copied into a parameter."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return dense and not value.is_quantized and not value.is_complex()
 
 
 def _shape(tensor: Tensor) -> str:

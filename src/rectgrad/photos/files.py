@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import itertools
@@ -99,7 +100,9 @@ def atomic(path: Path) -> Iterator[Path]:
     error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
+    part.unlink(missing_ok=True)
     try:
+        part.touch(exist_ok=False)  # a file of our own: a link that someone planted is not written through
         yield part
         with open(part, "rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
@@ -186,20 +189,29 @@ def save_array(values: np.ndarray | Mapping[str, np.ndarray], path: Path) -> Non
 
 
 def save_text(text: str, path: Path) -> None:
+    """Writes UTF-8. Bytes of a path that are not become escapes, which JSON gives back as they were."""
     with atomic(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def save_json(value: Any, path: Path) -> None:
     save_text(json.dumps(value, ensure_ascii=False) + "\n", path)
 
 
-def load_json(path: Path) -> Any:
-    """The content of a JSON file; None if it is missing or invalid."""
+def content(path: Path) -> bytes:
+    """The content of a regular file: a pipe or a device may never end."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return path.read_bytes()
+
+
+def load_record(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing, invalid, or holds something else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        found = json.loads(content(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def sample_photo() -> Path:

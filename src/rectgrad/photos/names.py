@@ -31,6 +31,7 @@ _DEVICES = {
     "conout$",
     *(f"{port}{i}" for port in ("com", "lpt") for i in range(10)),
 }
+_CONTROLS = {"Cc", "Zl", "Zp"}  # categories of Unicode
 _LONGEST = 180  # bytes of a file name; file systems allow 255, including our suffixes
 
 
@@ -59,9 +60,13 @@ def folded(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).upper().casefold())
 
 
-def readable(path: str | Path) -> str:
-    """A path as text; bytes that are not UTF-8 are replaced."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def readable(text: str | Path) -> str:
+    """A path or a name for one line of text. Bytes that are not UTF-8, line breaks and the characters that
+    control a terminal are replaced."""
+    decoded = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _CONTROLS else c for c in decoded
+    )
 
 
 def _candidates(path: Path, relative: Path) -> list[str]:

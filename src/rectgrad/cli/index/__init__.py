@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from rectgrad.explanation.trust import LOW
 from rectgrad.photos import files
+from rectgrad.photos.names import folded
 
 Json = dict[str, Any]
 _HERE = Path(__file__).parent
@@ -62,9 +63,19 @@ class Index:
 
 def _stored(out: Path) -> dict[str, Json]:
     """The records in the folder, by picture."""
-    contents = [files.load_json(path) for path in out.rglob("*.json")] if out.is_dir() else []
-    records = (each for each in contents if isinstance(each, dict))
-    return {each["picture"]: each for each in records if {"settings", "picture", "target"} <= each.keys()}
+    paths = list(out.rglob("*.json")) if out.is_dir() else []
+    records = ((files.load_record(path), path.relative_to(out).with_suffix(".png")) for path in paths)
+    return {each["picture"]: each for each, picture in records if _is_shown(each, picture.as_posix())}
+
+
+def _is_shown(record: Json, picture: str) -> bool:
+    """Whether this is the record of that picture. Other files may be in the folder, also results of another
+    run in a folder of their own, whose pictures have their names from there."""
+    try:
+        same = folded(record["picture"]) == folded(picture)  # file systems normalise names
+        return same and bool(_card(record) + _made_by([record]) + _caution([record]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def page(records: list[Json], command: str, left: int = 0) -> str:

@@ -1,0 +1,137 @@
+"""Files in the folder for the results that are not of this run, and names and models that mislead."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands import HERE, TINY, photo
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+RECORD = {"settings": {"model": "m", "method": "x"}, "picture": "x.png", "image": "x.jpg"}
+TARGET = {"name": "cat", "confidence": 0.5}
+PLANTED = {
+    "many brackets": "[" * 100_000,
+    "a list": "[1]",
+    "a target that is text": json.dumps(RECORD | {"target": "cat"}),
+    "a confidence that is text": json.dumps(RECORD | {"target": TARGET | {"confidence": "high"}}),
+    "a picture that is a list": json.dumps(RECORD | {"target": TARGET, "picture": ["x.png"]}),
+    "settings that are a number": json.dumps(RECORD | {"target": TARGET, "settings": 3}),
+    "a percentile that is text": json.dumps(
+        RECORD | {"target": TARGET, "settings": {"method": "rectgrad", "options": {"q": "high"}}}
+    ),
+    "warnings that are numbers": json.dumps(RECORD | {"target": TARGET, "warnings": [1]}),
+    "the record of another picture": json.dumps(RECORD | {"target": TARGET, "picture": "cat.png"}),
+    "not UTF-8": b"\xff\xfe{",
+}
+
+
+def listed(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "explained.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["x", "cat"], ids=["beside the record", "in its place"])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_file_that_is_no_record_is_not_shown(run, tmp_path, planted, name):
+    photo(tmp_path / "cat.png")
+    content = PLANTED[planted]
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / f"{name}.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, _, err = run("explain", "cat.png", "--model", TINY, "--q", "60", "--out", "r")
+    assert (status, err) == (0, "")
+    assert [record["image"] for record in listed(tmp_path / "r")] == ["cat.png"]
+
+
+@needs_pipes
+@pytest.mark.parametrize("name", ["x", "cat"], ids=["beside the record", "in its place"])
+def test_a_pipe_is_not_read(run, tmp_path, name):
+    photo(tmp_path / "cat.png")
+    (tmp_path / "r").mkdir()
+    os.mkfifo(tmp_path / "r" / f"{name}.json")
+    assert run("explain", "cat.png", "--model", TINY, "--q", "60", "--out", "r")[0] == 0
+    assert len(listed(tmp_path / "r")) == 1
+
+
+def test_results_of_a_run_in_a_folder_inside_are_not_taken_for_those_of_this_one(run, tmp_path):
+    """Both have a picture cat.png."""
+    photo(tmp_path / "cat.png")
+    photo(tmp_path / "other" / "cat.png", seed=1)
+    command = ["--model", TINY, "--q", "60", "--out"]
+    for name, out in (("cat.png", "r"), ("other/cat.png", "r/inside"), ("cat.png", "r")):
+        assert run("explain", name, *command, out)[0] == 0
+    assert [record["image"] for record in listed(tmp_path / "r")] == ["cat.png"]
+    assert [record["image"] for record in listed(tmp_path / "r" / "inside")] == ["other/cat.png"]
+
+
+def test_markup_in_names_and_records_is_text(run, tmp_path):
+    evil = "<img src=x onerror=alert(1)>\"'"
+    labels = "\n".join(f"{evil} {i}" for i in range(4))
+    (tmp_path / "labels.txt").write_text(labels)
+    photo(tmp_path / "photos" / f"{evil.replace('/', '')}.png")
+    command = ["--model", TINY, "--labels", "labels.txt", "--out", "r"]
+    assert run("explain", "photos", *command)[0] == 0
+    page = (tmp_path / "r" / "index.html").read_text()
+    assert "<img src=x" not in page
+    assert page.count("&lt;img src=x onerror=alert(1)&gt;") > 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_files_and_folders_whose_names_are_not_utf8(run, tmp_path, as_json):
+    name = os.fsdecode(b"caf\xe9")
+    photo(tmp_path / "cat.png")
+    shutil.copy(HERE / "tiny_model.py", tmp_path / f"{name}.py")
+    command = ["explain", "cat.png", "--model", f"{name}.py:tiny", "--out", name, *["--json"] * as_json]
+    for _ in range(2):
+        status, out, _ = run(*command)
+        assert status == 0
+        assert "caf\\udce9" in out
+    record = json.loads((tmp_path / name / "cat.json").read_text())
+    assert record["settings"]["made_from"][0][0] == f"{name}.py"
+
+
+def test_names_cannot_control_the_terminal(run, tmp_path):
+    evil = "\x1b]0;title\x07\x9b31m"
+    (tmp_path / "labels.txt").write_text("\n".join(f"{evil}{i}" for i in range(4)))
+    for name in ("good", "bad"):
+        photo(tmp_path / "photos" / f"{name}{evil}\nx.png")
+    next((tmp_path / "photos").glob("bad*")).write_bytes(b"no image")
+    command = ["--model", TINY, "--labels", "labels.txt", "--out", "r"]
+    status, out, err = run("explain", "photos", *command)
+    assert (status, len(err.splitlines())) == (1, 2)  # progress, and the photo that cannot be read
+    _, more, why = run("explain", next((tmp_path / "photos").glob("good*")), *command)
+    _, none, unknown = run("explain", "photos", *command, "--target", f"{evil}9")
+    assert "red" not in more + none
+    for text in (out, err, more, why, none, unknown):
+        assert not set(text) & set("\x1b\x07\x9b")
+
+
+EXITS = """
+import sys
+from torch import nn
+class Exits(nn.Module):
+    def forward(self, x):
+        sys.exit(0)
+def make():
+    return Exits()
+"""
+
+
+def test_a_model_that_exits_is_an_error(run, tmp_path):
+    """A status of 0 would say that the results are there."""
+    photo(tmp_path / "cat.png")
+    (tmp_path / "model.py").write_text(EXITS)
+    status, out, err = run("explain", "cat.png", "--model", "model.py:make", "--out", "r")
+    assert (status, out, err) == (2, "", "rectgrad: the code of the model called sys.exit(0)\n")
+    assert not (tmp_path / "r").exists()
+
+
+@needs_pipes
+@pytest.mark.parametrize("option", ["--labels", "--weights"])
+def test_a_pipe_as_weights_or_labels_is_an_error(run, tmp_path, option):
+    photo(tmp_path / "cat.png")
+    os.mkfifo(tmp_path / "pipe.pt")
+    status, _, err = run("explain", "cat.png", "--model", TINY, option, "pipe.pt", "--out", "r")
+    assert (status, err) == (2, f"rectgrad: {option} 'pipe.pt': no such file\n")
