@@ -3,7 +3,6 @@ beside it, all one linear map; and where in the network each one is."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from rectgrad.engine.facts import Graph, facts_of, walk
 from rectgrad.engine.op import Op, first
 from rectgrad.engine.recorder import linear_op
-from rectgrad.engine.torch_private import map_tensors, tensors_in
+from rectgrad.engine.torch_private import tensors_in
 from rectgrad.kernels.linear_ops import Scale
 from rectgrad.kernels.relevance_ops import Composite, Layer
 from rectgrad.ops.table import CHANGES_SHAPE
@@ -114,14 +113,16 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
 
     def made(x: Tensor, weight: Tensor) -> Op:
         """The layer with another weight and without bias."""
-        other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
-        change = {id(facts.weight): weight} | ({} if bias is None else {id(bias): none})
-        if any(each is facts.weight for each in op.args):  # nearly always, and ten times as fast
-            other.args = tuple([change.get(id(each), each) for each in op.args])
-            other.kwargs = {name: change.get(id(each), each) for name, each in op.kwargs.items()}
-        else:  # in a list, as einsum has it
-            other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
-        other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
+        none = None if bias is None or op.family != "matmul" else x.new_zeros(())
+
+        def changed(value: Any) -> Any:
+            if type(value) in (list, tuple):  # einsum takes a list
+                return type(value)([changed(each) for each in value])
+            return weight if value is facts.weight else none if value is bias else value
+
+        kwargs = {name: changed(each) for name, each in op.kwargs.items()}
+        other = Op(op.spec, op.family, changed(op.args), kwargs, op.state)
+        other.inputs, other.linear = (x,), linear_op(other, x)
         return other
 
     def at(start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
