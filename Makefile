@@ -46,17 +46,19 @@ imports: .venv/.test
 # One torch thread a worker: more of them only fight over the cores. Where a test sets more, threads that wait
 # for each other sleep, as they would otherwise spin on a core that another worker needs.
 THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# Each worker starts with its share of the tests, in order: what a file prepares is prepared once.
+WORKERS := -n auto --dist worksteal
 tests: .venv/.test
-	$(THREADS) $(BIN)/python -m pytest -n auto --ignore tests/interop
+	$(THREADS) $(BIN)/python -m pytest $(WORKERS) --ignore tests/interop
 
 # The methods inside Captum, Quantus and transformers.
 test-interop: .venv/.interop
-	$(THREADS) $(BIN)/python -m pytest -n auto tests/interop
+	$(THREADS) $(BIN)/python -m pytest $(WORKERS) tests/interop
 
 # The oldest supported torch, in an environment of its own: everything but the explorer, Ray and interop.
 OLDEST ?= .venv-oldest
 test-oldest: $(OLDEST)/.test
-	$(THREADS) PYTHONPATH=$(CURDIR)/src $(OLDEST)/bin/python -m pytest -n auto \
+	$(THREADS) PYTHONPATH=$(CURDIR)/src $(OLDEST)/bin/python -m pytest $(WORKERS) \
 	  --ignore tests/interop --ignore tests/app --ignore tests/experiments/test_ray.py $(ARGS)
 
 $(OLDEST)/.test: Makefile

@@ -113,9 +113,9 @@ def package_files() -> dict[str, bytes]:
 FORMS = {"official": (official_files, "cifar-10-batches-py"), "package": (package_files, "package")}
 
 
-def written(form: str, folder: Path, packed: bool) -> Path:
+def written(form: str, folder: Path, packed: bool, files: dict[str, bytes] | None = None) -> Path:
     make, name = FORMS[form]
-    for file, content in make().items():
+    for file, content in (files or make()).items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / file).write_bytes(content)
     if not packed:
@@ -126,9 +126,9 @@ def written(form: str, folder: Path, packed: bool) -> Path:
     return archive
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["an archive", "a folder"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "packed"), [("official", True), ("package", False)])
 def test_every_form_gives_the_same(form, packed, tmp_path, accepted):
+    """Each form once, packed or not: `test_a_missing_batch` finds the files of all four."""
     place = cifar10.install(str(written(form, tmp_path / "given", packed)))
     assert place == cifar10.place()
     found = cifar10.load()
@@ -138,10 +138,16 @@ def test_every_form_gives_the_same(form, packed, tmp_path, accepted):
     assert found.classes[3] == "cat"
 
 
-def test_other_pictures_are_refused(tmp_path):
-    with pytest.raises(DataUnavailableError, match="not those of CIFAR-10"):
-        cifar10.install(str(written("package", tmp_path, packed=False)))
-    assert not cifar10.place().exists()
+def test_other_pictures_are_refused(tmp_path, monkeypatch):
+    """Also where only the test images differ: both digests are checked before anything is kept."""
+    drawn = shapes.generate(20, 0)
+    monkeypatch.setattr(cifar10, "_package", lambda read: {"train": drawn, "test": drawn})
+    folder = written("package", tmp_path, packed=False, files={"test_batch.png": b""})
+    for digests in ({}, {"train": digest_of(drawn)}):
+        monkeypatch.setattr(cifar10, "DIGESTS", cifar10.DIGESTS | digests)
+        with pytest.raises(DataUnavailableError, match="not those of CIFAR-10"):
+            cifar10.install(str(folder))
+        assert not cifar10.place().exists()
 
 
 def test_nothing_there_yet():
@@ -158,15 +164,18 @@ def test_a_wrong_folder(tmp_path):
         cifar10.install(str(tmp_path / "nowhere"))
 
 
-def test_a_missing_batch(tmp_path, accepted):
-    folder = written("official", tmp_path, packed=False)
-    (folder / "cifar-10-batches-py" / "data_batch_3").unlink()
-    with pytest.raises(DataUnavailableError, match="data_batch_3 is missing"):
-        cifar10.install(str(folder))
+@pytest.mark.parametrize("packed", [True, False], ids=["an archive", "a folder"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_batch(form, packed, tmp_path):
+    ending = {"official": "", "package": ".png"}[form]
+    given = written(form, tmp_path, packed, {f"test_batch{ending}": b"not read"})
+    with pytest.raises(DataUnavailableError, match=rf"data_batch_1{ending} is missing"):
+        cifar10.install(str(given))
 
 
 def test_an_archive_cut_short(tmp_path):
-    archive = written("official", tmp_path, packed=True)
+    content = np.random.default_rng(0).bytes(100_000)
+    archive = written("official", tmp_path, packed=True, files=dict.fromkeys(cifar10.BATCH_DIGESTS, content))
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(DataUnavailableError, match="damaged"):
         cifar10.install(str(archive))
@@ -208,7 +217,7 @@ def test_an_array_of_objects_is_read_as_bytes():
 
 def test_nothing_is_parsed_before_its_digest_is_right(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "_batch", lambda *_: pytest.fail("parsed"))
-    folder = written("official", tmp_path, packed=False)
+    folder = written("official", tmp_path, False, dict.fromkeys(cifar10.BATCH_DIGESTS, b"other content"))
     with pytest.raises(DataUnavailableError, match="data_batch_1 is not the official"):
         cifar10.install(str(folder))
 
@@ -318,9 +327,9 @@ def large(pixels: np.ndarray) -> Image.Image:
 @pytest.fixture
 def masked(tmp_path, monkeypatch):
     """An archive like the authors', and the images it was made of."""
-    train = shapes.generate(400, 5)
+    train = shapes.generate(100, 5)
     monkeypatch.setattr(cifar10, "load", lambda: Dataset("cifar10", cifar10.CLASSES, train, train))
-    rows = [7, 17, 313, 22, 7]  # in the order of classes and numbers
+    rows = [7, 17, 93, 22, 7]  # in the order of classes and numbers
     names = ["horse_1", "horse_2", "cat_2", "bird_9", "horse_10"]
     pairs = {}
     for row, name in zip(rows, names, strict=True):
@@ -333,7 +342,7 @@ def test_masks_are_matched_to_the_rows(masked):
     archive, train = masked
     masks.install(str(archive))
     found = masks.load()
-    assert found.index.tolist() == [22, 313, 7, 17, 7]
+    assert found.index.tolist() == [22, 93, 7, 17, 7]
     assert found.label.tolist() == [2, 3, 7, 7, 7]
     agreement = (found.mask == train.masks[found.index]).mean((1, 2))
     assert agreement.min() > 0.95  # the border of a resized mask may differ

@@ -6,6 +6,7 @@ stops anything: the map of every method below then equals the plain gradient of 
 
 import contextlib
 import copy
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,9 +120,9 @@ def right_or_refused(
     except tuple(refusals) as refusal:
         names_the_reason(refusal, words)
         return False
-    assert expected, "autograd cannot differentiate this model, and yet there is a map"
+    assert expected, f"{method}: autograd cannot differentiate this model, and yet there is a map"
     error = min(error_of(maps, y) for y in expected)
-    assert error <= TOLERANCE[maps.dtype], f"the map is wrong by {error:.2g} of its maximum"
+    assert error <= TOLERANCE[maps.dtype], f"{method}: the map is wrong by {error:.2g} of its maximum"
     return True
 
 
@@ -145,8 +146,9 @@ class Case:
     samples: int = 2
 
 
-def check(case: Case, method: str, dtype: torch.dtype) -> bool:
-    truth = None if case.truth is None else net(case.truth, dtype)
-    return right_or_refused(
-        net(case.step, dtype), points(case.samples, dtype), method, case.words, truth=truth
-    )
+def check(case: Case) -> None:
+    """Every method, in both types."""
+    for dtype, method in itertools.product(TOLERANCE, METHODS):
+        truth = None if case.truth is None else net(case.truth, dtype)
+        x = points(case.samples, dtype)
+        right_or_refused(net(case.step, dtype), x, method, case.words, truth=truth)

@@ -1,12 +1,13 @@
 """A new method is one class and one entry in METHODS: commands, explorer and benchmarks pick it up.
 
-Each test runs in a fresh process that registers two methods before anything else of rectgrad is imported.
+They run in fresh processes that register two methods before anything else of rectgrad is imported.
 """
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,86 +50,119 @@ class Nothing(Method):
 
 METHODS |= {"scaled": Scaled(), "nothing": Nothing()}
 '''
-CLI = "from rectgrad.cli import main; main()"
-
-
 STRINGS = "from __future__ import annotations\n"  # makes the types of the fields strings
-both_annotations = pytest.mark.parametrize("run", ["", STRINGS], ids=["types", "strings"], indirect=True)
+
+# Runs commands, whose words are the lines of the input. Prints a status and what was said for each of them.
+RUN = """
+import new_methods, contextlib, io, json, sys
+from rectgrad.cli import main
+
+for line in sys.stdin:
+    sys.argv, said = ["rectgrad", *json.loads(line)], (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+        try:
+            main()
+            status = 0
+        except SystemExit as stopped:
+            status = stopped.code or 0
+    print(json.dumps([status, *(each.getvalue() for each in said)]))
+"""
+COMMON = ("explain", "photo.png", "--model", "cifar10_cnn", "--device", "cpu", "--maps", "npy")
+GIVEN = ("--strength", "3", "--noise", "1", "--layer", "conv1", "--cutoff", "0.5", "--flip")
+COMMANDS = {
+    "methods": ("methods",),
+    "methods as JSON": ("methods", "--json"),
+    "help": ("explain", "--help"),
+    "scaled": (*COMMON, "--method", "scaled", *GIVEN, "--out", "new", "--json"),
+    "saliency": (*COMMON, "--method", "saliency", "--out", "old"),
+    "too low": (*COMMON, "--method", "scaled", "--strength", "-1"),
+    "no choice": (*COMMON, "--method", "scaled", "--quadrature", "right"),
+    "no integer": (*COMMON, "--method", "scaled", "--noise", "1.5"),
+    "compare": ("compare", *COMMON[1:-2], "--methods", "scaled,nothing,rectgrad"),
+}
 
 
-@pytest.fixture
-def run(request, tmp_path):
-    """Runs code after the registration, with arguments; returns what it printed."""
-    (tmp_path / "new_methods.py").write_text(getattr(request, "param", STRINGS) + METHODS)
+def python(folder: Path, code: str, given: str = "") -> str:
+    """What a fresh process prints, which finds the module `new_methods` in the folder."""
+    places = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": places}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, input=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["", STRINGS], ids=["types", "strings"])
+def ran(request, tmp_path_factory):
+    """The folder of a process that ran all commands, and for each the status, stdout and stderr."""
+    folder = tmp_path_factory.mktemp("new")
+    (folder / "new_methods.py").write_text(request.param + METHODS)
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-
-    def call(code, *arguments, status=0):
-        places = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": places}
-        command = [sys.executable, "-c", f"import new_methods\n{code}", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
-        return done.stdout if status == 0 else done.stderr
-
-    return call
+    Image.fromarray(pixels).save(folder / "photo.png")
+    out = python(folder, RUN, "\n".join(map(json.dumps, COMMANDS.values())))
+    return folder, dict(zip(COMMANDS, map(json.loads, out.splitlines()), strict=True))
 
 
-def test_it_is_listed_with_its_options(run):
-    out = run(CLI, "methods")
+def out_of(ran, command: str) -> str:
+    status, out, err = ran[1][command]
+    assert status == 0, err
+    return out
+
+
+def test_it_is_listed_with_its_options(ran):
+    out = out_of(ran, "methods")
     assert "The gradient times a factor." in out
     assert "--strength 2.0" in out
-    listed = json.loads(run(CLI, "methods", "--json"))
+    listed = json.loads(out_of(ran, "methods as JSON"))
     assert listed["scaled"]["layer"] is None
     assert listed["nothing"] == {}
 
 
-@both_annotations
-def test_its_options_are_in_the_help(run):
-    out = " ".join(run(CLI, "explain", "--help").split())
+def test_its_options_are_in_the_help(ran):
+    out = " ".join(out_of(ran, "help").split())
     assert "Factor of the gradient. (scaled)" in out
     assert "Quadrature: trapezoid or right. (integrated_gradients) Not a quadrature. (scaled)" in out
     for option in ("--strength <float>", "--suffix <str>", "--layer <str>", "--cutoff <float>", "--flip"):
         assert option in out
 
 
-@both_annotations
-def test_it_explains_a_photo(run, tmp_path):
-    common = ("explain", "photo.png", "--model", "cifar10_cnn", "--device", "cpu", "--maps", "npy")
-    options = ("--strength", "3", "--noise", "1", "--layer", "conv1", "--cutoff", "0.5", "--flip")
-    line = json.loads(run(CLI, *common, "--method", "scaled", *options, "--out", "new", "--json"))
-    given = line["settings"]["options"]
+def test_it_explains_a_photo(ran):
+    given = json.loads(out_of(ran, "scaled"))["settings"]["options"]
     assert given["noise"] == 1
     assert given["layer"] == "conv1"
     assert (given["strength"], given["cutoff"], given["flip"]) == (3.0, 0.5, True)
-    run(CLI, *common, "--method", "saliency", "--out", "old")
-    scaled, plain = (np.load(tmp_path / folder / "photo.npy") for folder in ("new", "old"))
+    out_of(ran, "saliency")
+    scaled, plain = (np.load(ran[0] / folder / "photo.npy") for folder in ("new", "old"))
     assert np.allclose(scaled, -3 * plain)
 
 
-@both_annotations
-def test_invalid_options_are_one_line(run):
-    common = ("explain", "photo.png", "--model", "cifar10_cnn", "--method", "scaled")
-    assert "strength must be at least 0" in run(CLI, *common, "--strength", "-1", status=2)
-    assert "'squared', 'cubed'" in run(CLI, *common, "--quadrature", "right", status=2)
-    assert "noise must be an integer, not 1.5" in run(CLI, *common, "--noise", "1.5", status=2)
+def test_invalid_options_are_one_line(ran):
+    for command, words in (
+        ("too low", "strength must be at least 0"),
+        ("no choice", "'squared', 'cubed'"),
+        ("no integer", "noise must be an integer, not 1.5"),
+    ):
+        status, _, err = ran[1][command]
+        assert status == 2
+        assert words in err
+        assert len(err.splitlines()) == 1
 
 
-def test_it_is_compared(run, tmp_path):
-    common = ("photo.png", "--model", "cifar10_cnn", "--device", "cpu")
-    run(CLI, "compare", *common, "--methods", "scaled,nothing,rectgrad")
-    assert (tmp_path / "compared" / "photo.png").exists()
+def test_it_is_compared(ran):
+    out_of(ran, "compare")
+    assert (ran[0] / "compared" / "photo.png").exists()
 
 
-def test_the_benchmark_runs_it(run):
-    assert "scaled" in run("from rectgrad.bench import Plan; print(Plan().chosen)")
-
-
-def test_the_explorer_has_its_controls(run):
+def test_benchmark_explorer_and_library_find_it(tmp_path):
+    (tmp_path / "new_methods.py").write_text(STRINGS + METHODS)
     code = """
+import new_methods, torch, rectgrad
 from rectgrad.app import controls
 from rectgrad.app.query import Query
+from rectgrad.bench import Plan
 from rectgrad.methods.catalog import METHODS
+
+assert "scaled" in Plan().chosen
 
 fields = {field["name"]: field for field in controls.options()["Scaled"]}
 defaults = {kind: {f["name"]: f["default"] for f in own} for kind, own in controls.options().items()}
@@ -138,18 +172,13 @@ options = controls.parse(given)["Scaled"]
 assert options == {"suffix": "abc", "layer": "conv1", "cutoff": 0.5, "strength": 3.0}
 print([fields[name]["control"] for name in ("strength", "noise", "quadrature", "suffix", "flip")])
 print(fields["strength"]["help"], {m["name"]: m["title"] for m in controls.methods()}["nothing"])
-"""
-    kinds, texts = run(code).splitlines()[-2:]
-    assert kinds == "['number', 'integer', 'list', 'text', 'checkbox']"
-    assert texts == "Factor of the gradient. nothing at all"
 
-
-def test_a_zero_map_with_a_threshold_is_reported(run):
-    code = """
-import torch, rectgrad
 model = rectgrad.models.load("cifar10_cnn").module
-maps = rectgrad.attribute(model, torch.rand(2, 3, 32, 32), "nothing")
+maps = rectgrad.attribute(model, torch.rand(2, 3, 32, 32), "nothing")  # has thresholds, and a zero map
 kept = rectgrad.record(model, torch.rand(2, 3, 32, 32)).attribute("nothing")
 print(bool(maps.any()), bool(kept.any()))
 """
-    assert run(code).split() == ["False", "False"]
+    kinds, texts, zero = python(tmp_path, code).splitlines()
+    assert kinds == "['number', 'integer', 'list', 'text', 'checkbox']"
+    assert texts == "Factor of the gradient. nothing at all"
+    assert zero == "False False"
