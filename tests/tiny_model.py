@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -41,3 +42,17 @@ class Slow(nn.Module):
 def slow() -> ImageModel:
     net = tiny()
     return replace(net, module=Slow(net.module).eval())
+
+
+class Held(Slow):
+    """Waits as long as the working directory has a file `hold`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while Path("hold").exists():
+            time.sleep(0.02)
+        return self.module(x)
+
+
+def held() -> ImageModel:
+    net = tiny()
+    return replace(net, module=Held(net.module).eval())

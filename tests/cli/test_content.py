@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +38,28 @@ def test_two_processes_into_one_folder_take_turns(tmp_path):
     """Their settings differ. No result mixes files of both, and none of the two loses a photo."""
     for i in range(6):
         photo(tmp_path / "photos" / f"{i}.png", seed=i)
-    model = TINY.replace(":tiny", ":slow")
+    (tmp_path / "hold").touch()
+    model = TINY.replace(":tiny", ":held")
     command = [sys.executable, "-m", "rectgrad", "explain", "photos", "--model", model, "--maps", "npy"]
     command += ["--out", "out", "--batch-size", "1", "--json", "--q"]
-    both = [
-        subprocess.Popen(
-            [*command, q], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for q in ("60", "30")
-    ]
-    said = [process.communicate(timeout=300) for process in both]
+    errors = [tmp_path / "60.txt", tmp_path / "30.txt"]
+
+    def start(errors):
+        with errors.open("w") as file:
+            return subprocess.Popen(
+                [*command, errors.stem], cwd=tmp_path, stdout=subprocess.PIPE, stderr=file
+            )
+
+    both = [start(each) for each in errors]
+    waits = "waiting for another process that writes to out"
+    deadline = time.monotonic() + 120
+    while not any(waits in each.read_text() for each in errors) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (tmp_path / "hold").unlink()
+    said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert [len(out.splitlines()) for out, _ in said] == [6, 6]
-    assert sum("waiting for another process that writes to out" in err for _, err in said) == 1
+    assert [len(out.splitlines()) for out in said] == [6, 6]
+    assert sum(waits in each.read_text() for each in errors) == 1
     records = [json.loads((tmp_path / "out" / f"{i}.json").read_text()) for i in range(6)]
     (q,) = {record["settings"]["options"]["q"] for record in records}  # those of the second one
     for i in range(6):
