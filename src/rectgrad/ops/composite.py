@@ -24,8 +24,8 @@ _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_funct
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
     """The body of one of torch's own composites, which does not dispatch itself again; None for others."""
-    if not isinstance(func, types.FunctionType) or func.__closure__:
-        return None
+    if not isinstance(func, types.FunctionType) or func.__closure__ or func is torch.meshgrid:
+        return None  # meshgrid dispatches again, in a helper
     if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
