@@ -22,7 +22,7 @@ from rectgrad.engine.op import Op, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
 from rectgrad.engine.request import Request, mixes_samples
-from rectgrad.engine.target import Target, narrow
+from rectgrad.engine.target import Target, changed
 from rectgrad.engine.torch_private import (
     active_function_modes,
     inner_model,
@@ -147,7 +147,7 @@ class Record(Generic[Inputs]):
 
     def _part(self, part: Request, whole: Request, method: Method) -> tuple[Maps, Conservation | None]:
         start, stop = part.offset, part.offset + part.n
-        target = whole.target if len(self._parts) == 1 else narrow(whole.target, start, stop, whole.n)
+        target = changed(whole.target, whole.n, lambda index: index[start:stop])
         asked = replace(part, target=target, region=whole.region)
         self._trace.conservation = None  # of an earlier method
         maps = method.rows(start, stop, whole.inputs).maps(asked)
@@ -268,7 +268,9 @@ def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
 
     def observe(op: Op, R: Tensor) -> None:
         if op.family in ops.RECTIFIERS and not op.facts.gate:
-            product = (op.output * R).mean(channel_dim(op, len(op.output.shape)))
+            # Channels are dimension 1 of what a convolution made, the last one of what a linear layer made.
+            dim = -1 if op.facts.channels_last else min(1, R.dim() - 1)
+            product = (op.output * R).mean(dim)
             seen.append((op, product if product.shape[:1] == (n,) else product.unsqueeze(0)))
 
     request.observe = observe
@@ -276,11 +278,6 @@ def _layers(request: Request, method: Method) -> list[tuple[str, Tensor]]:
     assert request.trace is not None
     layers = request.trace.layers_of_ops()
     return [(layers[id(op)], value) for op, value in seen]
-
-
-def channel_dim(op: Op, rank: int) -> int:
-    """Channels are dimension 1 of what a convolution made, the last one of what a linear layer made."""
-    return -1 if op.facts.channels_last else min(1, rank - 1)
 
 
 @contextlib.contextmanager

@@ -184,3 +184,16 @@ def test_one_silent_sample_among_others_is_named(batch_size: int | None) -> None
         model[2].weight.fill_(1.0)
     with pytest.warns(UserWarning, match="map of sample 1 is zero.*20 units"):
         rectgrad.attribute(model, x, "rectgrad", 0, q=95, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("units", [1, 3])
+def test_silent_samples_where_rows_are_no_samples(units: int) -> None:
+    """Features first: a row of the activation is a unit."""
+    weight, x = torch.ones(units, 2), torch.tensor([[5.0, 6], [1, 2], [3, 1]])
+    nothing = f"{units} units passed nothing above tau=10; its largest score is"
+    with (
+        pytest.warns(UserWarning, match=f"sample 2.*{nothing} 4"),
+        pytest.warns(UserWarning, match=f"sample 1.*{nothing} 3"),
+    ):
+        maps = rectgrad.attribute(lambda x: F.relu(weight @ x.T).sum(0), x, rectgrad.RectGrad(tau=10.0))
+    assert maps.any(1).tolist() == [True, False, False]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
+from rectgrad.engine.backward import remember_bridged
 from rectgrad.engine.op import Rule
 
 ALL_PASS = {"tau": -1e30, "padding_trick": False, "multiply_by_input": False, "positive_only": False}
@@ -546,3 +547,34 @@ def test_as_many_samples_as_channels(samples: int, method: str) -> None:
         alone = rectgrad.attribute(model, x[i : i + 1], method, target=1, **METHODS[method])
         assert float(alone.abs().max()) > 0
         assert float((together[i : i + 1] - alone).abs().max() / alone.abs().max()) < 1e-5
+
+
+SQUARE = normal(4, 4, seed=3)
+BY_CHANCE = {
+    "tensordot": lambda h: F.relu(torch.tensordot(SQUARE, h, ([1], [1]))).sum(0),
+    "inner": lambda h: F.relu(torch.inner(SQUARE, h)).mean(0),
+    "linear": lambda h: F.relu(F.linear(SQUARE, h)).norm(dim=0),
+    "distances": lambda h: F.relu(torch.cdist(SQUARE, h) - 1).sum(0),
+    "rotated": lambda h: F.relu(torch.rot90(h)).sum(0).flip(0),
+    "stacked rows": lambda h: F.relu(torch.vstack([h[:, j] for j in range(4)])).sum(0),
+    "broadcast": lambda h: F.relu((SQUARE[:, None] * h).sum(-1)).sum(0),
+    "unbound": lambda h: torch.stack([F.relu(row) @ SQUARE[0] for row in h.unbind()]),
+    "selected": lambda h: torch.stack([F.relu(h.select(0, i)) @ SQUARE[0] for i in range(len(h))]),
+    "outer": lambda h: torch.stack([(F.relu(torch.outer(SQUARE[0], row)) * SQUARE).sum() for row in h]),
+}
+
+
+@pytest.mark.parametrize("name", BY_CHANCE)
+@pytest.mark.parametrize("bridged", [False, True])
+def test_as_many_samples_as_features(name: str, bridged: bool) -> None:
+    """No step turns the samples back into the first dimension of a tensor with more dimensions."""
+
+    def model(x: Tensor) -> Tensor:
+        return BY_CHANCE[name](x @ SQUARE)
+
+    if bridged:
+        remember_bridged(model)
+    x, method = normal(4, 4, seed=5), rectgrad.RectGrad(q=50, multiply_by_input=False)
+    alone = torch.cat([rectgrad.attribute(model, x[i : i + 1], method) for i in range(4)])
+    assert alone.any()
+    assert torch.allclose(rectgrad.attribute(model, x, method), alone, atol=1e-9)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import pytest
 import torch
@@ -128,6 +129,24 @@ def added_in_place(net, x):
     return F.relu(z, inplace=True)
 
 
+def weighted_sum(net, x):
+    """torch's old way to say `alpha`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return F.relu(torch.add(x, 3, x.flip(1)))
+
+
+def on_a_grid(net, x):
+    """A function of torch that dispatches once more inside, and constants of the data's shape and type."""
+    rows, columns = torch.meshgrid(x[0, 0, 0], x[0, 0, :, 0], indexing="ij")
+    places = torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy")[0]
+    return F.relu(x) + rows * columns + places.type_as(x).expand_as(x)
+
+
+def dropped_in_place(net, x):
+    return F.dropout(F.relu(x), training=False, inplace=True)
+
+
 def under_a_mode(net, x):
     """Inside the model, what a mode does is seen."""
 
@@ -143,6 +162,7 @@ def under_a_mode(net, x):
 LINKED = [
     *(relu_then_add, several, masked, gated, normed, pooled),
     *(attentive, smooth, picked, turned, clamped_by_data, of_two_types, added_in_place, under_a_mode),
+    *(weighted_sum, on_a_grid, dropped_in_place),
 ]
 
 

@@ -51,6 +51,8 @@ CALLS = [
     lambda x: torch.div(x, 3) * F.hardsigmoid(x * 2) + x.tanh().clone(),
     lambda x: torch.true_divide(x, 3) + torch.div(x, 2, rounding_mode=None),
     lambda x: (x * 3).clone(memory_format=torch.channels_last).tanh() + torch.ones(1, dtype=x.dtype),
+    lambda x: (x * 2j + x.exp()).abs() + ((x + 1j) / (2 - 1j)).abs() + (1j - x.exp() * x).angle(),
+    lambda x: (1j * x.relu() - x).angle() + torch.rsub(x.exp(), 2j).abs(),
     lambda x: x.sum(1),
     lambda x: x.sum((1, -1), keepdim=True) * x,
     lambda x: torch.sum(x, [0, 2], True) - x.sum(-1, keepdim=True),

@@ -107,6 +107,10 @@ def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
 
 def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tuple[int, str]]:
     """For each row, the last layer that its gradient reached: it let nothing through."""
+    if request.mixes(method):  # one by one: a row of an activation is not a sample
+        alone = ((row, _stopped_at(request.rows(row, row + 1), method, [0])) for row in rows)
+        yield from ((row, sentence) for row, found in alone for _, sentence in found)
+        return
     start = 0 if request.passed else rows[0]
     request = request if request.passed else request.rows(start, rows[-1] + 1)
     again = request.passed or request.recording(method, named=True)

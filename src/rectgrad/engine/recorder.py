@@ -35,6 +35,7 @@ from rectgrad.ops.composite import composite, decompositions
 
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
+_WRITABLE = ("masked_fill", "dropout")  # of no family, and linked in place too
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
 
 
@@ -233,7 +234,8 @@ class Recorder(ForwardMode):
                 op.back = relu_gradient
             return op.back is not None or self.rules is None or family in self.rules
         if name == "add":
-            if len(data) == 2 and not op.kwargs and len({(x.shape, x.dtype, x.device) for x in data}) == 1:
+            alike = len({(x.shape, x.dtype, x.device) for x in data}) == 1
+            if alike and len(data) == len(op.args) == 2 and not op.kwargs:
                 op.back, op.passes_sparse = to_both, True
             return op.back is not None
         if name in LINEAR_OPS and len(data) == 1 and op.args and type(op.args[0]) is Slot:
@@ -319,7 +321,7 @@ class Recorder(ForwardMode):
             raise Unlinked(name)
         if name not in ops.SIMPLE or not op.spec.own or "out" in op.kwargs:
             self._find_family(op)
-            hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
+            hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name not in _WRITABLE))
             trains = updates_statistics(op.spec, op.args, op.kwargs)
             if not op.spec.own or hides or trains or op.kwargs.get("out") is not None:
                 raise Unlinked(name)

@@ -220,11 +220,11 @@ def mixes_samples(request: Request, passed: Pass) -> bool:
 
 
 def _mixes(request: Request, passed: Pass) -> bool:
-    n = passed.n
-    calls = [(row.name, row.source, row.shape, n) for row in passed.trace.rows if row.shape]
-    if passed.folds or any(by_chance(*call) for call in calls):
+    n, rows = passed.n, [row for row in passed.trace.rows if row.shape]
+    if passed.folds or any(by_chance(row.name, row.source, row.shape, n) for row in rows):
         return True
-    if not passed.trace.turned and not any(may_move_samples(*call) for call in calls):
+    moves = (may_move_samples(row.family, row.source, row.shape, n) for row in rows)
+    if not passed.trace.turned and not any(moves):
         return False
     # The size alone does not tell samples from channels or positions: one sample alone does.
     try:

@@ -134,11 +134,6 @@ def _as_integers(target: Any, n: int) -> Tensor:
     return index.to(torch.long, copy=True)  # the caller's may be an inference tensor
 
 
-def narrow(target: Any, start: int, stop: int, n: int) -> Any:
-    """The target of samples start to stop, where it names a class for each of n samples."""
-    return changed(target, n, lambda index: index[start:stop])
-
-
 def changed(target: Any, n: int, change: Callable[[Tensor], Tensor]) -> Any:
     """The target with its classes changed, where it names one for each of n samples."""
     if isinstance(target, (Picked, Open)):

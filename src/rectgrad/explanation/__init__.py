@@ -155,7 +155,8 @@ def explain_prepared(
         start, stop = len(found), len(found) + len(batch)
         whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
         own = method.rows(start, stop, (whole,)) if len(batch) < n else method
-        found += _explained(network, batch, own, targets.narrow(wanted, start, stop, n), specificity)
+        asked = targets.changed(wanted, n, lambda index, start=start, stop=stop: index[start:stop])
+        found += _explained(network, batch, own, asked, specificity)
     return found
 
 

@@ -137,7 +137,8 @@ def of_two(left: Any, right: Any, reads: bool = True, rank: int = 0) -> Form:
         tensors = [t for t in operands if isinstance(t, Tensor)]
         usual = all(t.dtype is kind and not t.is_sparse and t.dim() >= rank for t in tensors)
         slots = [i for i in (0, 1) if type(given[i]) is Slot]
-        if not usual or kind.is_complex or (right is None and 1 in slots):
+        y = run(*data)
+        if not usual or y.dtype is not kind or kind.is_complex or (right is None and 1 in slots):
             return None
         grads, shapes = [(left, right)[i] for i in slots], [operands[i].shape for i in slots]
         others: tuple[Any, ...] = tuple([operands[1 - i] if reads else None for i in slots])
@@ -148,7 +149,7 @@ def of_two(left: Any, right: Any, reads: bool = True, rank: int = 0) -> Form:
             parts = zip(grads, needed or numbers, shapes, strict=True)
             return tuple([_fitting(grad(R, other), shape) for grad, other, shape in parts])
 
-        return run(*data), back, needed
+        return y, back, needed
 
     return form
 

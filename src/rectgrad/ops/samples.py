@@ -1,15 +1,18 @@
-"""Which calls may take the samples out of the first dimension, by their name and the shapes they change.
+"""Which calls may take the samples out of the first dimension, by what they are and the shapes they change.
 
 source: shape of the first tensor that the call reads. shape: that of its result. n: number of samples.
 """
 
 from __future__ import annotations
 
+from rectgrad.ops.table import RECTIFIERS
+
 Shape = tuple[int, ...]
 
 _PICKING = frozenset("__getitem__ index_select masked_select take_along_dim gather".split())
 TURNING = frozenset("transpose permute movedim moveaxis swapaxes swapdims t".split())
-_MOVING = TURNING | {"einsum", "stack"}
+# Families that leave the samples where they are if the number of dimensions stays the same.
+_KEEPING = RECTIFIERS.union("conv conv_transpose batch_norm norm max_pool avg_pool add mul div".split())
 
 
 def by_chance(name: str, source: Shape, shape: Shape, n: int) -> bool:
@@ -17,8 +20,7 @@ def by_chance(name: str, source: Shape, shape: Shape, n: int) -> bool:
     return name in _PICKING and len(source) == len(shape) and source[0] != n and shape[0] == n
 
 
-def may_move_samples(name: str, source: Shape, shape: Shape, n: int) -> bool:
-    """The samples may have changed places with a dimension of the same size."""
-    if name in _MOVING:
-        return n in shape[1:]
-    return shape[0] != n or bool(source and source[0] != n)
+def may_move_samples(family: str | None, source: Shape, shape: Shape, n: int) -> bool:
+    """Whether the sizes leave it open that the samples are no longer in the first dimension, or not alone."""
+    keeps = family in _KEEPING and len(source) == len(shape)
+    return not keeps and (shape[0] != n or source[:1] != (n,) or n in (*source[1:], *shape[1:]))

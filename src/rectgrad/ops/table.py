@@ -109,10 +109,10 @@ UNLINKABLE = frozenset(
 SIMPLE = frozenset(
     "conv1d conv2d conv3d linear batch_norm relu add max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
-# New tensors from a tensor's shape and type alone.
+# New tensors from a tensor's shape and type alone, and constants that are given these.
 NEW_TENSORS = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
-    "new_tensor".split()
+    "new_tensor type_as view_as reshape_as expand_as".split()
 )
 # Another shape of the same values; names of autograd nodes too, as in the next two.
 CHANGES_SHAPE = frozenset(
