@@ -1,12 +1,14 @@
-"""Fuzzes image files and command lines for a given time.
+"""Fuzzes image files, other files and command lines for a given time.
 
     python benchmarks/fuzz.py [--seconds 60] [--seed 0] [--out FILE] [--case images:17]
 
-Images: reads small images of many formats and modes with bytes flipped, removed, inserted or duplicated. The
-result must be an RGB picture or a one-line error, within seconds. Commands: runs commands with random
-combinations of valid and invalid option values. The exit status must be 0, 1 or 2, with a single line on
-stderr for 2, and no file may be written outside --out or overwritten. Both run in child processes; a child
-that crashes or hangs is counted and replaced.
+Images: reads small images of many formats and modes with bytes flipped, removed, inserted or duplicated, and
+files of formats that must not be opened, such as PostScript. The result must be an RGB picture or a one-line
+error, within seconds. Files: the same for weights, checkpoints, records, parts, archives, batches of CIFAR-10
+and class names. Commands: runs commands with random combinations of valid and invalid option values, among
+folders, photos, models, weights and archives that are meant to mislead. The exit status must be 0, 1 or 2,
+with a single line on stderr for 2, and no file may be written outside --out or overwritten. All run in child
+processes; a child that crashes or hangs is counted and replaced.
 
 A case depends only on the seed and its number; --case repeats one with full output. The exit status is 1 if
 a case failed. Writes results/bench/fuzz.json by default.
@@ -15,17 +17,24 @@ a case failed. Writes results/bench/fuzz.json by default.
 from __future__ import annotations
 
 import argparse
+import bz2
 import contextlib
+import gzip
 import importlib
 import io
 import itertools
+import json
+import lzma
+import math
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import shlex
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -35,11 +44,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 HANGS = 60  # seconds without a response after which the child is killed
 # Time limit of a case in seconds. A few bytes can encode a picture just below the limit of 150 megapixels.
-SLOW = {"images": 20, "commands": 20}
+SLOW = {"images": 20, "files": 20, "commands": 20}
 
 
 class Outcome(NamedTuple):
@@ -52,7 +62,8 @@ class Outcome(NamedTuple):
 
 # --- images ------------------------------------------------------------------------------------------------
 
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO")
+FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
+FOREIGN = ("EPS", "PDF", "TGA", "PCX", "IM", "SGI", "XBM", "MSP", "DDS", "ICNS")  # must not be opened
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16", "F")
 TIFF = ("tiff_lzw", "tiff_deflate", "packbits", "jpeg")
 SIZES = ((1, 1), (17, 9), (64, 48))
@@ -77,6 +88,8 @@ def originals() -> list[bytes]:
     ways: list[dict[str, Any]] = [{}, {"exif": exif}, {"save_all": True, "append_images": frames}]
     found = []
     for kind, mode, size in itertools.product(FORMATS, MODES, SIZES):
+        if kind in ("JPEG2000", "AVIF") and size == SIZES[-1]:
+            continue  # slow to write
         # Other modes are left out: libtiff corrupts memory when it fails to write them as JPEG.
         own = [{"compression": name} for name in TIFF] if kind == "TIFF" and mode in ("L", "RGB") else []
         for way in [*ways, *own]:
@@ -85,6 +98,23 @@ def originals() -> list[bytes]:
                 picture(mode, size).save(stream, kind, **way)
                 Image.open(stream).load()  # Pillow cannot read everything that it writes
                 found.append(stream.getvalue())
+    return found
+
+
+def foreign() -> list[bytes]:
+    """Images in formats that must not be opened, and pictures of numbers that are not finite."""
+    found = []
+    for kind, mode in itertools.product(FOREIGN, ("1", "L", "RGB")):
+        stream = io.BytesIO()
+        with contextlib.suppress(Exception):
+            picture(mode, SIZES[1]).save(stream, kind)
+            found.append(stream.getvalue())
+    found.append(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(never) print\nshowpage\n")
+    for value, compression in itertools.product((math.nan, math.inf, -math.inf), (None, "tiff_lzw")):
+        values, stream = np.zeros((9, 17), np.float32), io.BytesIO()
+        values[3, 4] = value
+        Image.fromarray(values).save(stream, "TIFF", compression=compression)
+        found.append(stream.getvalue())
     return found
 
 
@@ -116,13 +146,15 @@ def broken(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
 def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
     from rectgrad import photos
 
-    known, path = originals(), folder / "photo"
+    known, others, path = originals(), foreign(), folder / "photo"
 
     def case(number: int) -> Outcome:
         draw = random.Random(f"{seed} images {number}")
-        content = draw.choice(known)
-        whole = draw.random() < 0.05  # intact: a control
-        path.write_bytes(content if whole else broken(content, known, draw))
+        wrong = draw.random() < 0.1
+        content = draw.choice(others if wrong else known)
+        intact = draw.random() < 0.05  # a control
+        whole = intact and not wrong
+        path.write_bytes(content if intact else broken(content, known, draw))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -134,6 +166,8 @@ def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
             return Outcome("refused")
         except BaseException as error:
             return Outcome("fault", f"{type(error).__name__}: {error}", traceback.format_exc())
+        if intact and wrong:
+            return Outcome("picture", "a picture from a file that must not be opened")
         if found.mode != "RGB" or min(found.size) < 1:
             return Outcome("picture", f"a picture in {found.mode} of {found.size}")
         return Outcome("whole picture" if whole else "picture")
@@ -141,24 +175,176 @@ def images(folder: Path, seed: int) -> Callable[[int], Outcome]:
     return case
 
 
+# --- other files -------------------------------------------------------------------------------------------
+
+
+class Loader(NamedTuple):
+    """Contents of a kind of file, the function that reads it, and the errors that it may raise."""
+
+    contents: list[bytes]
+    name: str
+    load: Callable[[Path], Any]
+    errors: tuple[type[Exception], ...] = ()
+
+
+def loaders(folder: Path) -> dict[str, Loader]:
+    import safetensors.torch
+    import torch
+
+    from rectgrad import training
+    from rectgrad.cli import index
+    from rectgrad.data import DataUnavailableError, cifar10, digest_of, masks, shapes
+    from rectgrad.experiments.parts import Parts
+    from rectgrad.models import ModelUnavailableError, classes, load
+
+    state = {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(2)}
+    factory = folder / "small.py"
+    factory.write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(3, 2))\n")
+
+    def weights(path: Path) -> None:
+        module = load(f"{factory}:make", weights=path).module
+        if any(value.dtype != torch.float32 for value in module.parameters()):
+            raise AssertionError("weights of another type")
+
+    pickled = []
+    for given in (
+        state,
+        {"state_dict": state},
+        {0: torch.ones(1)},
+        {"0.weight": torch.ones(1, device="meta")},
+    ):
+        stream = io.BytesIO()
+        torch.save(given, stream)
+        pickled.append(stream.getvalue())
+    few = shapes.generate(4, 0)
+    plan = training.Plan(epochs=1, batch=4)
+    training.train(few, plan, checkpoint=folder / "checkpoint")
+    target = {"index": 1, "name": "cat", "confidence": 0.5}
+    options = {"model": "m", "method": "rectgrad", "options": {"q": 98.0}}
+    record = {
+        "image": "x.jpg",
+        "target": target,
+        "top5": [target],
+        "specificity": 0.5,
+        "caution": "",
+        "notes": [],
+    }
+    record |= {"warnings": ["w"], "settings": options, "photo": "0", "picture": "x.png", "thumbnail": "t.jpg"}
+    kept = Parts(folder / "parts", {})
+    kept.keep("a", [1.0, 2.0])
+    (part,) = kept.folder.iterdir()
+    several = io.BytesIO()
+    with tarfile.open(fileobj=several, mode="w") as opened:
+        for name in ("cat_1.png", "cat_1_mask.png"):
+            stream = io.BytesIO()
+            picture("L", (32, 32)).save(stream, "PNG")
+            member = tarfile.TarInfo(f"m/{name}")
+            member.size = stream.tell()
+            stream.seek(0)
+            opened.addfile(member, stream)
+    plain = several.getvalue()
+    batch = pickle.dumps({"data": "x" * (10_000 * 3072), "labels": list(range(10)) * 1000}, protocol=2)
+
+    def shown(path: Path) -> None:
+        if found := index._stored(path.parent):
+            index.page(list(found.values()), "explain")
+
+    def part_read(path: Path) -> None:
+        shutil.copy(path, part)
+        kept.known("a")
+        kept.seconds()
+
+    refused = ModelUnavailableError, ValueError
+    json_record = json.dumps(record).encode()
+    archived = [plain, gzip.compress(plain), bz2.compress(plain), lzma.compress(plain)]
+    return {
+        "pickled weights": Loader(pickled, "w.pt", weights, refused),
+        "safetensors": Loader([safetensors.torch.save(state)], "w.safetensors", weights, refused),
+        "checkpoint": Loader(
+            [(folder / "checkpoint").read_bytes()],
+            "c.safetensors",
+            lambda path: training.load_checkpoint(path, plan, digest_of(few)),
+        ),
+        "record": Loader([json_record, b"[" * 100_000], "x.json", shown),
+        "part": Loader([part.read_bytes()], "part", part_read),
+        "archive": Loader(archived, "a.tar", masks.read, (DataUnavailableError,)),
+        "batch": Loader([batch], "b", lambda p: cifar10._batch(p.read_bytes(), "b"), (DataUnavailableError,)),
+        "labels": Loader([b"cat, house cat\ndog\n", "\ufeffé\n".encode()], "l.txt", classes.read, refused),
+    }
+
+
+def others(folder: Path, seed: int) -> Callable[[int], Outcome]:
+    known = loaders(folder)
+    kinds = [kind for kind in known for _ in range(1 if kind == "batch" else 10)]
+
+    def case(number: int) -> Outcome:
+        draw = random.Random(f"{seed} files {number}")
+        kind = draw.choice(kinds)
+        own = known[kind]
+        place = folder / "given"
+        place.mkdir(exist_ok=True)
+        path = place / own.name
+        path.write_bytes(broken(draw.choice(own.contents), own.contents, draw))
+        try:
+            own.load(path)
+        except own.errors as error:
+            several = "\n" in str(error)
+            return Outcome(f"{kind}, refused", f"refused with {str(error)!r}" if several else None)
+        except BaseException as error:
+            return Outcome("fault", f"{kind}: {type(error).__name__}: {error}", traceback.format_exc())
+        finally:
+            path.unlink()
+        return Outcome(f"{kind}, read")
+
+    return case
+
+
 # --- commands ----------------------------------------------------------------------------------------------
 
 PICTURES = ("explain", "compare", "sweep", "layers")  # run more often
+# Of photos, in the folder `names`. The last four cannot be read.
+NAMES = "-x.png", "--out.png", "n\n\x1b[31m.png", "caf\udce9.png", "b" * 251 + ".png", "<b>.png", "con.png"
+UNREADABLE = "loop.png", "pipe.png", "link.png", "ps.png"
 LONG = ("train", "bench")  # only run with --help
-PATHS = ["", "nowhere", "text.txt", "folder", "x" * 300, "caf\udce9", "-", "photo.png/below", "*"]
+PATHS = ["", "nowhere", "text.txt", "folder", "x" * 300, "caf\udce9", "-", "photo.png/below", "*", "pipe.pt"]
 PHOTOS = (
     ["photo.png", "grey.jpg", "folder"],
-    ["broken.png", "*.png", "empty", "folder/../photo.png", *PATHS],
+    [
+        "broken.png",
+        "*.png",
+        "empty",
+        "folder/../photo.png",
+        "names",
+        "n*/*",
+        "float.tif",
+        "a.jpg",
+        *PATHS,
+    ],
 )
+ARCHIVES = ["batches", "long.tgz", "bomb.tgz", "short.tar", "links.tar", "cnn.pt"]
+# Files of weights that no network has, by name, and factories that fail: see `furnish`.
+WEIGHTS = ("integers", "meta", "both", "complex", "sparse", "nan", "expanded")
+FACTORIES = [f"exits.py:{name}" for name in ("make", "while_running", "none")] + ["leaves.py:make"]
 STRANGE = ["", *"-1 1e30 -inf inf nan 1e400 0x10 x 9999999999999999999999".split()]
 SOME = "rectgrad rectgrad_prr rectgrad_mod saliency guided_backprop deconv epsilon_lrp deeplift".split()
+MORE = "rectgrad_gated gradcam guided_gradcam lrp occlusion rise smoothgrad integrated_gradients".split()
 Values = tuple[list[str], list[str]]  # mostly valid values, mostly invalid values
 VALUES: dict[str, Values] = {
     "images": PHOTOS,
     "photo": PHOTOS,
     "folder": (["folder"], PATHS),
-    "method": ([*SOME, "smoothgrad", "integrated_gradients", "random"], ["gradcam", ""]),
-    "methods": (["saliency,rectgrad", "saliency, deconv", "deeplift"], ["all", "saliency,", ",", "", "x"]),
+    "method": ([*SOME, *MORE, "random"], ["gradcamera", ""]),
+    "methods": (
+        ["saliency,rectgrad", "saliency, deconv", "gradcam,rectgrad_gated,lrp"],
+        ["all", "saliency,", ",", "", "x"],
+    ),
+    "gate": (["class"], ["x", ""]),
+    "layer": (["conv1", "relu3"], ["conv9", ""]),
+    "composite": (["epsilon", "epsilon_plus_flat", "zplus"], ["x", ""]),
+    "masks": (["folder", "2", "3"], [*PATHS, "names", "0", "-1"]),  # of `judge`, and of RISE
+    "measures": (["gini", "specificity,inside", "zero_share"], ["all", "x", ",", ""]),
+    "seed": (["0", "7"], STRANGE),
+    "only": (["map", "overlay"], ["x", ""]),
     "over": ([*SOME, "random"], ["smoothgrad", "x", ""]),
     "q": (["0", "50", "98", "100"], ["100.1", "0,50,98", "1,two", ",", *STRANGE]),
     "tau": (["0", "0.5", "-1"], STRANGE),
@@ -171,12 +357,18 @@ VALUES: dict[str, Values] = {
     "batch_size": (["1", "2"], ["0", "-1", "x", "1000000000000000000000"]),
     "target": (["cat", "3", "９"], ["-1", "99", "c", "", "dog ", "²", "caf\udce9", "horse\nship"]),
     "device": (["cpu", "auto"], ["cpu:7", "cuda:99", "meta", "mps", "quantum", "", "cpu:x", "vulkan"]),
-    "out": (["out", "out/deep/er", "../beside", "."], PATHS),
+    "out": (["out", "out/deep/er", "../beside", ".", "planted"], [*PATHS, "caf\udce9", "dangling"]),
     "maps": (["npy", "npz"], ["csv", ""]),
     "engine": (["local"], ["slurm", ""]),
-    "weights": (["cnn.safetensors", "cnn.pt"], ["trap.pt", "garbage.safetensors", *PATHS]),
+    "weights": (
+        ["cnn.safetensors", "cnn.pt"],
+        ["trap.pt", "garbage.safetensors", *(f"{name}.pt" for name in WEIGHTS), *PATHS],
+    ),
     "labels": (["ten.txt"], ["few.txt", "bytes.txt", "empty.txt", *PATHS]),
-    "model": (["cifar10_cnn"], ["resnet", "", "net.py", "net.py:", "net.py:make", "net.py:wrong", ":"]),
+    "model": (
+        ["cifar10_cnn"],
+        ["resnet", "", "net.py", "net.py:", "net.py:make", "net.py:wrong", ":", *FACTORIES, "pipe.pt:make"],
+    ),
     "dataset": (["shapes"], ["cifar10", "x", ""]),
     "preset": (["quick"], ["paper", "x", ""]),
     "name": (["claims", "cifar10"], ["report", "roar-kar", "all", "x", "", "masks"]),
@@ -188,7 +380,21 @@ NUMBER: Values = (["0", "1", "0.5"], STRANGE)  # for all other options
 # Options that keep a command from long work, a download or a server. The last value of an option counts.
 BOUNDS: dict[str, list[list[str]]] = {
     "reproduce": [["--preset", "x"], ["--dataset", "x"]],
-    "data": [["--from", name] for name in PATHS if name],
+    "data": [["--from", name] for name in (*PATHS, *ARCHIVES) if name],
+    "judge": [
+        ["--preset", "x"],
+        ["--methods", "x"],
+        [
+            "--preset",
+            "quick",
+            "--count",
+            "2",
+            "--methods",
+            "saliency,rectgrad",
+            "--measures",
+            "gini,zero_share",
+        ],
+    ],
     "app": [["--auth", "user"], ["--auth", ""], ["--auth", ":password"]],
 }
 
@@ -251,6 +457,89 @@ def furnish(folder: Path) -> None:
     (folder / "bytes.txt").write_bytes(bytes(range(256)))
     (folder / "empty.txt").write_text("")
     (folder / "net.py").write_text("def make():\n    return 3\n")
+    (folder / "exits.py").write_text(EXITS)
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    misleading(folder, state)
+    hostile_names(folder)
+    hostile_archives(folder)
+    planted(folder / "planted")
+
+
+EXITS = """
+import sys
+from torch import nn
+class Exits(nn.Module):
+    def forward(self, x):
+        sys.exit(0)
+def make():
+    sys.exit(0)
+def while_running():
+    return Exits()
+def none():
+    return None
+"""
+
+
+def misleading(folder: Path, state: dict[str, Any]) -> None:
+    """The files of WEIGHTS."""
+    import torch
+
+    given: dict[str, dict] = {
+        "integers": dict(enumerate(state.values())),
+        "meta": {key: value.to("meta") for key, value in state.items()},
+        "both": state | {f"module.{key}": value for key, value in state.items()},
+        "complex": {key: value.to(torch.complex64) for key, value in state.items()},
+        "sparse": {key: value.to_sparse() for key, value in state.items()},
+        "nan": {key: value * math.nan for key, value in state.items()},
+        "expanded": {key: torch.zeros(1).expand(10**13) for key in state},
+    }
+    for name in WEIGHTS:
+        torch.save(given[name], folder / f"{name}.pt")
+
+
+def hostile_names(folder: Path) -> None:
+    (folder / "names" / "a.png").mkdir(parents=True)
+    (folder / "a.jpg").mkdir()
+    for name in ("a.jpg/a.png", "names/a.png/in.png", "names/a.jpg", *(f"names/{name}" for name in NAMES)):
+        shutil.copy(folder / "photo.png", folder / name)
+    os.mkfifo(folder / "pipe.pt")
+    for name, target in zip(UNREADABLE, ("loop.png", "../pipe.pt", "/dev/zero", "../text.txt"), strict=True):
+        (folder / "names" / name).symlink_to(target)
+    (folder / "dangling").symlink_to("nowhere/at/all")
+    values = np.full((9, 9), math.nan, np.float32)
+    Image.fromarray(values).save(folder / "float.tif")
+
+
+def hostile_archives(folder: Path) -> None:
+    """Batches that would run code, entries with absurd sizes, links out of the archive, and a bomb."""
+    (folder / "batches").mkdir()
+    (folder / "batches" / "test_batch").write_bytes(pickle.dumps({b"data": print}))
+    os.mkfifo(folder / "batches" / "data_batch_1")
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 2**33
+    (folder / "long.tgz").write_bytes(gzip.compress(name.tobuf() + bytes(2**20)))
+    (folder / "bomb.tgz").write_bytes(gzip.compress(bytes(2**22)) * 300)
+    member = tarfile.TarInfo("cat_1.png")
+    member.size = 2**30
+    (folder / "short.tar").write_bytes(member.tobuf() + bytes(1000))
+    with tarfile.open(folder / "links.tar", "w") as opened:
+        for each in ("test_batch", "test_batch.png", "cat_1.png", "cat_1_mask.png"):
+            link = tarfile.TarInfo(f"../{each}")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            opened.addfile(link)
+
+
+def planted(folder: Path) -> None:
+    """A folder for results with files that are none."""
+    (folder / "thumbnails").mkdir(parents=True)
+    (folder / "photo.json").write_text("[" * 100_000)
+    target = {"name": "<script>alert(1)</script>", "confidence": "high"}
+    record = {"picture": "x.png", "settings": 3, "target": target}
+    (folder / "x.json").write_text(json.dumps(record))
+    (folder / "y.json").write_text(json.dumps([record]))
+    os.mkfifo(folder / "z.json")
+    (folder / "grey.json").symlink_to("/dev/zero")
+    (folder / ".photo.png.99999999999999999999.part").touch()
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
@@ -321,9 +610,12 @@ def changed(folder: Path, before: dict[Path, bytes | None], out: Path) -> list[s
                 wrong.append(f"made {path.relative_to(folder)}")
             path.rmdir() if path.is_dir() else path.unlink()
     for path, content in before.items():
-        if now.get(path, b"") != content:
+        if "planted" not in path.parts and now.get(path, b"") != content:
             wrong.append(f"changed {path.relative_to(folder)}")
             path.mkdir(exist_ok=True) if content is None else path.write_bytes(content)
+    if out.name == "planted":
+        shutil.rmtree(folder / "home" / "planted")
+        planted(folder / "home" / "planted")
     return wrong
 
 
@@ -349,7 +641,7 @@ PYTHONS = re.compile(
 
 # --- the child and its parent ------------------------------------------------------------------------------
 
-KINDS = {"images": images, "commands": commands}
+KINDS = {"images": images, "files": others, "commands": commands}
 
 
 def child(kind: str, seed: int, first: int, answers: Any) -> None:
@@ -441,9 +733,7 @@ def again(case: str, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="total time, half for images and half for commands"
-    )
+    parser.add_argument("--seconds", type=float, default=60, help="total time; each kind gets a third")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/bench/fuzz.json"))
     parser.add_argument("--case", help="KIND:NUMBER of a case to repeat")

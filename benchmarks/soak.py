@@ -2,16 +2,18 @@
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py [--attributions 20000] [--out FILE]
 
-Cycles through small networks, including the paper's CNN: all methods one by one, all from one recorded pass,
-all from four threads at once, and calls that must fail. Every call must return the same map each time.
+Cycles through small networks, including the paper's CNN: all methods one by one (gated, Grad-CAM, LRP and
+perturbation methods too), all from one recorded pass, all by captures, all from four threads at once, and
+calls that must fail. Every call must return the same map each time.
 Resident memory is measured every thousand attributions. The exit status is 1 if it ends more than 50 MB above
-the first measurement, if a map differs, or if a call that must fail does not. Takes about two minutes on one
+the first measurement, if a map differs, or if a call that must fail does not. Takes a few minutes on one
 core. Linux only. Writes results/bench/soak.json by default.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import itertools
 import sys
@@ -40,6 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "smoothgrad": {"samples": 2},
     "integrated_gradients": {"steps": 2},
     "rectgrad": {"q": 80.0},
+    "expected_gradients": {"samples": 2},
+    "occlusion": {"window": 8, "stride": 8},
+    "rise": {"masks": 4},
 }
 
 
@@ -73,6 +78,19 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     return {name: (module.eval(), shape) for name, (module, shape) in made.items()}
 
 
+def explained(module: nn.Module, x: Tensor) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The options of each method that explains a network, and the methods that refuse it."""
+    found, refused = dict[str, dict[str, Any]](), []
+    for method in rectgrad.METHODS:
+        options = OPTIONS.get(method, {"baselines": x[:1]} if method == "deeplift_shap" else {})
+        try:
+            rectgrad.attribute(module, x, method, 1, **options)
+            found[method] = options
+        except rectgrad.UnsupportedModelError:
+            refused.append(method)
+    return found, refused
+
+
 class Soak:
     """Counts the calls, stores the expected maps, and collects faults."""
 
@@ -92,7 +110,7 @@ class Soak:
         try:
             call()
             self.faults.append(f"{what}: no error")
-        except (rectgrad.UnsupportedModelError, ValueError, FaultError):
+        except (rectgrad.UnsupportedModelError, rectgrad.StaleCaptureError, ValueError, FaultError):
             self.done["errors"] += 1
 
 
@@ -113,33 +131,49 @@ def steps(soak: Soak) -> Iterator[None]:
         for (name, (_, shape)), n in itertools.product(made.items(), BATCHES)
     }
     scripted = torch.jit.script(made["pooled"][0])
+    methods = {name: explained(made[name][0], inputs[name, 1]) for name in made}
     for name, n in itertools.cycle(inputs):
         module, x = made[name][0], inputs[name, n]
-        for method in rectgrad.METHODS:
-            maps = rectgrad.attribute(module, x, method, 1, **OPTIONS.get(method, {}))
-            soak.check("alone", maps, name, n, method)
+        known, refused = methods[name]
+        for method, options in known.items():
+            soak.check("alone", rectgrad.attribute(module, x, method, 1, **options), name, n, method)
         yield
         kept = rectgrad.record(module, x)
-        for method in rectgrad.METHODS:
-            soak.check("record", kept.attribute(method, 1, **OPTIONS.get(method, {})), name, n, method)
+        for method, options in known.items():
+            soak.check("record", kept.attribute(method, 1, **options), name, n, method)
         yield
-        at_once(soak, module, x, name, n)
+        for method, options in known.items():
+            replay = rectgrad.capture(module, x, method, **options)
+            soak.check("capture", replay(x, 1), name, n, method)
+            soak.must_fail(lambda replay=replay, x=x: replay(x[..., 1:]), "a capture with another shape")
+            replay.release()
         yield
+        at_once(soak, module, x, known, name, n)
+        yield
+        for method in refused:
+            call = functools.partial(rectgrad.attribute, module, x, method, 1)
+            soak.must_fail(call, f"{method} on {name}")
         soak.must_fail(lambda module=module, x=x: rectgrad.attribute(module, x, target=99), "no such class")
         soak.must_fail(lambda module=module, x=x: rectgrad.attribute(module, x / 0, target=1), "infinities")
+        soak.must_fail(
+            lambda module=module, x=x: rectgrad.attribute(module, x, "gradcam", layer="x"), "no layer"
+        )
         soak.must_fail(lambda x=x: rectgrad.attribute(failing, x), "a model that fails")
+        soak.must_fail(lambda x=x: rectgrad.record(failing, x), "a model that fails in a record")
         pixels = inputs["pooled", n]
         soak.must_fail(lambda x=pixels: rectgrad.attribute(scripted, x), "a scripted model")
 
 
-def at_once(soak: Soak, module: nn.Module, x: Tensor, name: str, n: int) -> None:
+def at_once(
+    soak: Soak, module: nn.Module, x: Tensor, known: dict[str, dict[str, Any]], name: str, n: int
+) -> None:
     """Runs all methods on one network from new threads."""
 
     def one(method: str) -> Tensor:
-        return rectgrad.attribute(module, x, method, 1, **OPTIONS.get(method, {}))
+        return rectgrad.attribute(module, x, method, 1, **known[method])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for method, maps in zip(rectgrad.METHODS, pool.map(one, rectgrad.METHODS), strict=True):
+        for method, maps in zip(known, pool.map(one, known), strict=True):
             soak.check("threads", maps, name, n, method)
 
 
@@ -171,6 +205,7 @@ def main() -> None:
         "attributions": count,
         "ways": dict(soak.done),
         "networks": sorted({key[1] for key in soak.expected}),
+        "methods": sorted({key[-1] for key in soak.expected}),
         "seconds": time.perf_counter() - started,
         "resident_bytes": levels,
         "growth_bytes": growth,

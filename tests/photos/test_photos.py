@@ -136,6 +136,22 @@ def test_a_truncated_file_says_so(tmp_path):
         photos.read(path)
 
 
+def test_an_error_of_any_kind_in_a_decoder_says_so(tmp_path):
+    """Pillow's decoder of AVIF raises RuntimeError."""
+    path = tmp_path / "cut.avif"
+    try:
+        Image.radial_gradient("L").convert("RGB").save(path)
+    except (OSError, ValueError, KeyError):
+        pytest.skip("this Pillow has no AVIF")
+    content = bytearray(path.read_bytes())
+    content[-400:] = bytes(400)
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match="decode"), Image.open(path) as opened:
+        opened.load()
+    with pytest.raises(photos.UnreadableImageError, match=r"cut\.avif: cannot be read"):
+        photos.read(path)
+
+
 def test_a_missing_file_and_a_folder_say_so(tmp_path):
     with pytest.raises(photos.UnreadableImageError, match="no such file"):
         photos.read(tmp_path / "nowhere.png")

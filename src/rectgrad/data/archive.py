@@ -35,7 +35,8 @@ def members(path: Path, wanted: Callable[[str], bool], largest: int) -> Iterator
                 if stream is not None:
                     yield name, stream.read()
     except Exception as error:  # decompressors and tarfile raise many kinds
-        raise DataUnavailableError(f"{str(path)!r} is damaged or truncated ({error})") from error
+        why = " ".join(str(error).split())
+        raise DataUnavailableError(f"{str(path)!r} is damaged or truncated ({why})") from error
 
 
 @contextlib.contextmanager

@@ -56,7 +56,9 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
     except UnreadableImageError as error:
         raise UnreadableImageError(f"{readable(path)}: {error}") from None
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, KeyError, *_BOMB) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise errors of any kind
         raise UnreadableImageError(f"{readable(path)}: {_reason(error)}") from None
 
 
