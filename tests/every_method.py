@@ -16,6 +16,7 @@ QUICK = {
     "integrated_gradients": {"steps": 2},
     "expected_gradients": {"samples": 2},
     "rise": {"masks": 9},
+    "occlusion": {"window": 5, "stride": 4},  # by default, a hundred windows and more
     "rectgrad_gated": {"q": 80},
 }
 WITHOUT_POSITIONS = ("attention", "library_attention", "folded")  # the networks without a class layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import threading
 import time
@@ -13,9 +14,12 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
 import explorer
 import rectgrad
+from rectgrad.app.routes import Explorer, create
+from rectgrad.app.server import TemporaryFolder
 from rectgrad.app.service import Service
 from rectgrad.models import load
 from rectgrad.photos import files
@@ -211,14 +215,10 @@ def test_pages_of_other_sites_are_not_answered(served):
     assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("place", ["a file", "the environment"])
-def test_a_page_with_a_password_asks_for_it(place, tmp_path):
+def test_a_page_with_a_password_asks_for_it(tmp_path):
     (tmp_path / "password").write_text("me:secret:word\n")
-    from_file = place == "a file"
-    arguments = ["--auth", str(tmp_path / "password")] if from_file else []
-    environment = {} if from_file else {"RECTGRAD_AUTH": "me:secret:word"}
     with (
-        explorer.served("--model", "cifar10_cnn", *arguments, **environment) as found,
+        explorer.served("--model", "cifar10_cnn", "--auth", str(tmp_path / "password")) as found,
         httpx.Client(base_url=found.url) as browser,
     ):
         assert browser.get("/", auth=("me", "secret:word")).status_code == 200
@@ -239,12 +239,12 @@ def test_a_page_with_a_password_asks_for_it(place, tmp_path):
 
 
 def test_fast_maps_come_first_and_slow_ones_report_their_progress(client):
-    found = client.maps("integrated_gradients", "rectgrad", options={"IntegratedGradients": {"steps": 3000}})
+    found = client.maps("integrated_gradients", "rectgrad", options={"IntegratedGradients": {"steps": 1000}})
     maps = [each["method"] for each in found if each["kind"] == "map"]
     assert maps == ["rectgrad", "integrated_gradients"]
     progress = [each for each in found if each["kind"] == "progress"]
     assert {each["method"] for each in progress} == {"integrated_gradients"}
-    assert {each["total"] for each in progress} == {3000}
+    assert {each["total"] for each in progress} == {1000}
     done = [each["done"] for each in progress]
     assert done == sorted(done)
     assert done[-1] > done[0]
@@ -328,7 +328,7 @@ def test_closing_a_page_stops_its_computations(served):
 
 def test_a_slow_map_that_a_newer_request_also_needs_continues(served, client):
     before = stops(served)
-    options = {"IntegratedGradients": {"steps": 4000}}
+    options = {"IntegratedGradients": {"steps": 2000}}
     older, thread = begun(client, "integrated_gradients", options=options)
     moved = {**options, "RectGrad": {"q": 50}}
     newer = client.maps("integrated_gradients", "rectgrad", options=moved)
@@ -381,11 +381,13 @@ def test_texts_from_outside_are_data(client):
 
 
 def test_samples_are_offered_without_a_folder():
-    with explorer.served("--model", "cifar10_cnn") as found:
-        client = explorer.Client(found.url)
-        names = client.http.post("/api/session").json()["samples"]
+    application = Explorer(Service(load("cifar10_cnn")), TemporaryFolder())
+    with contextlib.closing(application.temporary), TestClient(create(application)) as client:
+        opened = client.post("/api/session").json()
+        names = opened["samples"]
         assert names == [each.name for each in files.sample_photos()]
-        answer = client.open(f"sample:{names[0]}").json()
+        asked = {"photo": f"sample:{names[0]}", "model": "cifar10_cnn"}
+        answer = client.post("/api/open", json=asked, headers={"session": opened["session"]}).json()
         assert answer["name"] == "chelsea.png"
         assert base64.b64decode(answer["shown"].split(",")[1])[:2] == b"\xff\xd8"
-        client.close()
+        assert application.close()

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the relevance of sample"),  # a score near zero
 ]
 
-properties = settings(max_examples=200, deadline=None)
+properties = settings(max_examples=100, deadline=None)
 
 # --- networks ----------------------------------------------------------------------------------------------
 

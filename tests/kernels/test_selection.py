@@ -136,7 +136,7 @@ CONSTANTS = st.sampled_from([None, None, None, 0.0, 0.3, -0.2, 50.0])
 
 
 @SELECTIONS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(layer=layers(), q=QUANTILES, tau=CONSTANTS, rule=st.sampled_from(list(SCORES)), one_row=st.booleans())
 def test_rectified_as_the_rule_says(backend, layer, q, tau, rule, one_row):
     a, R = layer

@@ -113,7 +113,9 @@ def scores(d, *contents):
 
 
 def ranks(d):
-    return sorted({1, (d + 1) // 2, d - round((d - 1) * 0.02), d})
+    """The interpreter takes its time: it gets the first and the last of one long row, others of another."""
+    ends, inner = {1, d}, {(d + 1) // 2, d - round((d - 1) * 0.02)}
+    return sorted(ends | inner if NATIVE or d < 257 else ends if d == 257 else inner)
 
 
 def check(x, k):

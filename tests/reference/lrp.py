@@ -1,7 +1,7 @@
 """Layer-wise relevance propagation, AttnLRP and excitation backprop: relevance goes from node to node.
 
 A layer with weights, the biases added to it, the batch norm after it and the scales and shifts before it are
-one linear map. Its weights are found one basis vector after the other.
+one linear map, whose weights are its Jacobian.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ def norm_settings(record: Run, node: fx.Node) -> tuple[Callable[[Tensor], Tensor
 
 
 def dense_jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """(outputs, inputs), one basis vector after the other."""
+    """(outputs, inputs)."""
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         out = f(x).flatten()
     basis = torch.eye(len(out), dtype=x.dtype)
-    return torch.stack([torch.autograd.grad(out, x, e, retain_graph=True)[0].flatten() for e in basis])
+    return torch.autograd.grad(out, x, basis, is_grads_batched=True)[0].flatten(1)
 
 
 def lrp_rule(

@@ -84,7 +84,7 @@ def shared(rule: str, x: Tensor, w: Tensor, b: Tensor, R: Tensor, stabiliser: fl
     """The relevance of the inputs: each output's in proportion to the numerators. Where a denominator is 0,
     there is nothing to share among."""
     relevance = torch.zeros_like(x)
-    for j in range(len(R)):
+    for j in R.nonzero().flatten():  # a unit without relevance shares nothing
         for factor, numerators, denominator in RULES[rule](x, w[j], b[j], **options):
             if denominator != 0:
                 sign = 1 if denominator > 0 else -1

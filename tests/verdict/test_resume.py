@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import linecache
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,10 +82,18 @@ def without_times(folder):
     return json.dumps({key: value for key, value in record.items() if key not in TIMES})
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder)
+    return folder
+
+
 @pytest.fixture
-def undisturbed(tmp_path):
-    run(tmp_path / "undisturbed")
-    return without_times(tmp_path / "undisturbed")
+def undisturbed(tmp_path, whole):
+    """The verdict of an undisturbed run, of which each test has a copy."""
+    shutil.copytree(whole, tmp_path / "undisturbed")
+    return without_times(whole)
 
 
 def test_a_killed_run_resumes(tmp_path, undisturbed, monkeypatch):

@@ -3,6 +3,7 @@
 All numbers come from `numpy.random.RandomState`, whose stream never changes, seeded by their own names.
 """
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def network(
                 model = build()
             fill(model, f"{key} {seed}")
             inputs = [
-                torch.from_numpy(normal(shape, f"{key} {seed} input {i}")).to(dtype)
+                torch.tensor(normal(shape, f"{key} {seed} input {i}"), dtype=dtype)
                 for i, shape in enumerate(shapes or (IMAGE,))
             ]
             model = model.to(dtype).eval()
@@ -68,6 +69,7 @@ def uniform(shape: tuple[int, ...], name: str) -> np.ndarray:
     return np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
 
 
+@functools.cache  # each network is built for every method
 def normal(shape: tuple[int, ...], name: str) -> np.ndarray:
     """Almost normal: a sum of twelve uniform numbers is the same to the last bit on every platform, which a
     logarithm is not. RandomMap hashes these bits."""
