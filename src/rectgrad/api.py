@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rectgrad import ops
-from rectgrad.checks import are_probabilities, check_input, lacks_samples, strange, unsupported_module
+from rectgrad import checks, ops
 from rectgrad.engine.backward import Inputs, Maps, Pass, Plan, interrupted
 from rectgrad.engine.bridge import BridgeRecorder
 from rectgrad.engine.capture import Capture as Capture
@@ -341,7 +340,7 @@ def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | 
     if not tensors:
         raise ValueError("inputs is an empty tuple; give at least one tensor (N, ...)")
     for x in tensors:
-        check_input(x, tensors[0])
+        checks.check_input(x, tensors[0])
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"forward_args must be a tuple of further arguments, not {type(args).__name__}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -441,12 +440,11 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
                 traceback.clear_frames(error.__traceback__)
                 if not isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt from error
-            elif _lacks_samples(request, error):
-                raise ValueError(
-                    f"the model cannot take inputs of shape {tuple(request.inputs[0].shape)}: they seem to "
-                    "lack the first dimension, that of the samples, (N, ...); for one sample, give "
-                    f"inputs[None] ({' '.join(str(error).split())})"
-                ) from error
+            elif checks.is_of_compiler(error):
+                hides = "contains a part compiled by torch.compile, whose inside cannot be seen"
+                raise UnsupportedModelError(f"the model {hides}; use the original Python code") from error
+            elif sentence := _lacks_samples(request, error):
+                raise ValueError(sentence) from error
             raise
         finally:
             _clean_up(region, modes, enabled, hooks, outer)
@@ -454,10 +452,10 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
         _clean_up(region, modes, enabled, hooks, outer)
 
 
-def _lacks_samples(request: Request, error: BaseException) -> bool:
+def _lacks_samples(request: Request, error: BaseException) -> str | None:
     fails = isinstance(error, (RuntimeError, ValueError, IndexError)) and request.passed is None
     known = isinstance(error, UnsupportedModelError) or out_of_memory(error)
-    return fails and not known and lacks_samples(request.model, request.inputs, error)
+    return checks.lacks_samples(request.model, request.inputs, error) if fails and not known else None
 
 
 def _clean_up(region: Region, modes: list[Any], enabled: bool, hooks: Any, outer: list[Any]) -> None:
@@ -480,11 +478,13 @@ def _refuse(request: Request, method: Method) -> None:
     """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
     has_rules, region = method.uses_rules, request.region
     assert region is not None
-    if not region.lazy and not any(strange(kind, has_rules) for kind in set(map(type, region.modules))):
+    if not region.lazy and not any(
+        checks.strange(kind, has_rules) for kind in set(map(type, region.modules))
+    ):
         return
     root = request.model if isinstance(request.model, nn.Module) else None
     for module in root.modules() if root is not None else region.modules:
-        if sentence := unsupported_module(module, has_rules):
+        if sentence := checks.unsupported_module(module, has_rules):
             names = module_names(root)
             name = names.get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
@@ -498,7 +498,7 @@ def _warn_training(request: Request) -> None:
 
 
 def warn_probabilities(outputs: object) -> None:
-    if are_probabilities(outputs):
+    if checks.are_probabilities(outputs):
         warn(
             "the model ends in a softmax: its outputs are probabilities, whose gradient vanishes where the "
             "network is sure. Explain the scores before the softmax instead: give the model without its last "

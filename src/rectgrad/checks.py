@@ -41,13 +41,19 @@ def _instead_of(x: object) -> str:
     return "rectgrad.explain(picture, model) takes paths and pictures, and prepares them"
 
 
-def lacks_samples(model: object, inputs: Sequence[Tensor], error: BaseException) -> bool:
-    """Whether a model failed on an input with one dimension less than its first layer takes."""
+def lacks_samples(model: object, inputs: Sequence[Tensor], error: BaseException) -> str | None:
+    """What is wrong if a model failed on an input with one dimension less than its first layer takes."""
     if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
-        return False
+        return None
     layers = model.modules() if isinstance(model, nn.Module) else ()
     wanted = next((_RANKS[type(layer)] for layer in layers if type(layer) in _RANKS), 0)
-    return len(inputs) == 1 and inputs[0].dim() == wanted - 1
+    if len(inputs) > 1 or inputs[0].dim() != wanted - 1:
+        return None
+    return (
+        f"the model cannot take inputs of shape {tuple(inputs[0].shape)}: they seem to lack the first "
+        "dimension, that of the samples, (N, ...); for one sample, give inputs[None] "
+        f"({' '.join(str(error).split())})"
+    )
 
 
 _RANKS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5, nn.Linear: 2}
@@ -71,6 +77,11 @@ def unsupported_module(module: nn.Module, has_rules: bool) -> str | None:
     if any(x is not None and type(x) not in _SETTLED and is_lazy(x) for x in tensors):
         return "a lazy module without weights yet; run the model once first"
     return strange(type(module), has_rules)
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether torch.compile failed on a part of the model, as it does under a mode that sees every call."""
+    return type(error).__module__.startswith("torch._dynamo")
 
 
 def are_probabilities(outputs: object) -> bool:

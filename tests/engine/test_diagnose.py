@@ -197,3 +197,17 @@ def test_silent_samples_where_rows_are_no_samples(units: int) -> None:
     ):
         maps = rectgrad.attribute(lambda x: F.relu(weight @ x.T).sum(0), x, rectgrad.RectGrad(tau=10.0))
     assert maps.any(1).tolist() == [True, False, False]
+
+
+def test_silent_samples_of_a_program_for_one_batch_size() -> None:
+    """As exported programs are: the warning does not ask for fewer samples."""
+    model = narrow(10)
+
+    def program(x: Tensor) -> Tensor:
+        if len(x) != 3:
+            raise AssertionError("Guard failed: x.size()[0] == 3")
+        out: Tensor = model(x)
+        return out
+
+    with pytest.warns(UserWarning, match="map of sample 0 is zero, and so are those of 1, 2: .*10 units"):
+        rectgrad.attribute(program, points(3).abs(), "rectgrad", 0)

@@ -87,6 +87,13 @@ def test_a_scripted_module_that_is_no_registered_submodule(activation: type) -> 
     refused(net(lambda h: part(h)), "rectgrad", "script")
 
 
+@pytest.mark.parametrize("name", ["saliency", "rectgrad"])
+def test_a_part_that_is_compiled_without_graph_breaks(name: str) -> None:
+    """torch.compile cannot trace through a mode that sees every call."""
+    fast = torch.compile(F.relu, backend="eager", fullgraph=True)
+    refused(net(lambda h: fast(h)), name, "compiled by torch.compile", "original Python")
+
+
 class Block(nn.Sequential):
     """Runs under reentrant checkpointing."""
 

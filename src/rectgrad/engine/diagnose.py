@@ -111,15 +111,13 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
         alone = ((row, _stopped_at(request.rows(row, row + 1), method, [0])) for row in rows)
         yield from ((row, sentence) for row, found in alone for _, sentence in found)
         return
-    start = 0 if request.passed else rows[0]
-    request = request if request.passed else request.rows(start, rows[-1] + 1)
     again = request.passed or request.recording(method, named=True)
     last: dict[int, tuple[Op, str | None]] = {}
 
     def look(op: Op, R: Tensor) -> None:
         if op.family in ops.RECTIFIERS and not op.facts.gate:
             arrived = R.reshape(op.batch, -1).any(1).tolist()
-            last.update({row: (op, _advice(op, R, row - start)) for row in rows if arrived[row - start]})
+            last.update({row: (op, _advice(op, R, row)) for row in rows if arrived[row]})
 
     scores = again.scores(request.resolved(again.outputs))
     method = method.prepared(request, again, scores)
@@ -133,7 +131,7 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
         without = again.backward(method, scores, once=False, without="conv")
         where = "at positions where convolutions saw padding"
         for row in left:
-            if any(bool(x[row - start].any()) for x in without):
+            if any(bool(x[row].any()) for x in without):
                 yield row, f"all that passed was {where}; padding_trick=False keeps it"
 
 

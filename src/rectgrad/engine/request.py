@@ -108,7 +108,9 @@ class Request:
             return passed.outputs
 
     def mixes(self, method: Plan) -> bool:
-        """Whether a pass for the method mixes the samples: see mixes_samples."""
+        """Whether a pass for the method mixes the samples: see mixes_samples. The last one tells, if any."""
+        if self.last is not None:
+            return mixes_samples(self, self.last)
         if self.n < 2:
             return False
         with closing(self.recording(method)) as passed:

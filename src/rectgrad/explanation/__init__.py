@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -155,7 +156,7 @@ def explain_prepared(
         start, stop = len(found), len(found) + len(batch)
         whole = batch[0].inputs.new_empty((n, *batch[0].inputs.shape), device="meta")
         own = method.rows(start, stop, (whole,)) if len(batch) < n else method
-        asked = targets.changed(wanted, n, lambda index, start=start, stop=stop: index[start:stop])
+        asked = targets.changed(wanted, n, itemgetter(slice(start, stop)))
         found += _explained(network, batch, own, asked, specificity)
     return found
 
