@@ -118,7 +118,24 @@ def residual() -> tuple[nn.Module, Tensor]:
     return net, torch.randn(2, 3, 6, 6)
 
 
-NETWORKS = [after, before, between, transposed, dense, padded, normalised, residual]
+def all_convolutional() -> tuple[nn.Module, Tensor]:
+    """The score is a mean of what the last layer makes, some of it negative."""
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers), torch.randn(2, 3, 6, 6)
+
+
+def einsums() -> tuple[nn.Module, Tensor]:
+    """Sums over positions inside a layer: a gradient has one number for all of them."""
+
+    def forward(self: Apply, x: Tensor) -> Tensor:
+        y = torch.einsum("nchw,cd->ndhw", x, self.first).relu()
+        return torch.einsum("ncd,dk->nk", y.flatten(2), self.head)
+
+    weights = {"first": nn.Parameter(torch.randn(3, 4)), "head": nn.Parameter(torch.randn(36, 4))}
+    return Apply(forward, **weights), torch.randn(2, 3, 6, 6)
+
+
+NETWORKS = [after, before, between, transposed, dense, padded, normalised, residual, all_convolutional]
 
 
 def assert_near(maps: Tensor, expected: Tensor) -> None:
@@ -140,7 +157,7 @@ def test_agrees_with_the_formulas(build, composite):
     assert torch.equal(kept.attribute("lrp", **options), maps)
 
 
-@pytest.mark.parametrize("build", [after, padded, residual])
+@pytest.mark.parametrize("build", [after, padded, residual, all_convolutional])
 @pytest.mark.parametrize("contrastive", [False, True])
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_excitation_agrees_with_the_formulas(build, contrastive):

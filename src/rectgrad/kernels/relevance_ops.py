@@ -217,9 +217,7 @@ class Layer:
 
     @cached_property
     def relevance(self) -> Tensor:
-        """The relevance. Excitation starts with a probability, whatever the score."""
-        c = wide(self.c)
-        return c if self.place.top and self.composite.top else c * self.total
+        return wide(self.c) * safe(self.total)
 
     @cached_property
     def epsilon(self) -> Any:
@@ -275,8 +273,8 @@ class Layer:
     @cached_property
     def fused(self) -> Units | None:
         """For the native kernel; None where it does not apply."""
-        given, probability = (self.c, self.z), self.place.top and self.composite.top
-        plain = self.place.convolves and self.shift is None and self.absorbed is None and not probability
+        given = self.c, self.z
+        plain = self.place.convolves and self.shift is None and self.absorbed is None
         if not plain or not _for_native(*given):
             return None
         shift = self.offset if self.bias is None else _through(self.place.after, self._by_channel(0))
@@ -324,7 +322,7 @@ class Layer:
 
         def back(above: bool) -> Tensor:
             own, other = (self.plus, self.minus) if above else (self.minus, self.plus)
-            return _back(own, p).sub_(_back(other, n))
+            return _back(own, p) - _back(other, n)  # may be a view of fewer numbers, as that of a sum
 
         return self._both(back)
 
@@ -346,7 +344,7 @@ class Layer:
             return _back(self.weights(lambda w: w.relu().mul_(gamma).add_(w)), above)
         extra = _back(self.plus, favoured)
         return self._both(
-            lambda up: _back(self.unchanged, above if up else below).add_(extra, alpha=1 if up else -1)
+            lambda up: _back(self.unchanged, above if up else below) + (extra if up else -extra)
         )
 
     def _gamma_shares(self, gamma: float) -> tuple[Tensor, Any, Tensor | None]:

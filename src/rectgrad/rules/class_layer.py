@@ -110,9 +110,8 @@ class ClassGate:
         found = class_layers(plan, replace(request, observe=None), passed, scores)
         self.layers = [each.op for each in found]
         self.cams = Gate([(each.rows, class_map(each.a, each.R, "hirescam")) for each in found])
-        self._images = cache(
-            lambda: _images(set(map(id, passed.ops)), passed, request)
-        )  # once facts are known
+        wanted = set(map(id, passed.ops))
+        self._images = cache(lambda: _images(wanted, passed, request))  # once facts are known
 
     def __call__(self, op: Op) -> Tensor | None:
         return self.cams.at(self._images().get(id(op)), tuple(op.shape))
