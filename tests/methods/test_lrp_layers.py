@@ -124,17 +124,6 @@ def all_convolutional() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers), torch.randn(2, 3, 6, 6)
 
 
-def einsums() -> tuple[nn.Module, Tensor]:
-    """Sums over positions inside a layer: a gradient has one number for all of them."""
-
-    def forward(self: Apply, x: Tensor) -> Tensor:
-        y = torch.einsum("nchw,cd->ndhw", x, self.first).relu()
-        return torch.einsum("ncd,dk->nk", y.flatten(2), self.head)
-
-    weights = {"first": nn.Parameter(torch.randn(3, 4)), "head": nn.Parameter(torch.randn(36, 4))}
-    return Apply(forward, **weights), torch.randn(2, 3, 6, 6)
-
-
 NETWORKS = [after, before, between, transposed, dense, padded, normalised, residual, all_convolutional]
 
 
@@ -165,4 +154,21 @@ def test_excitation_agrees_with_the_formulas(build, contrastive):
     options = {"contrastive": contrastive}
     maps = rectgrad.attribute(model, x, "excitation_backprop", **options)
     expected = reference_attribute(model, x, "excitation_backprop", **options)
+    assert_near(maps, expected)
+
+
+@EVERY_COMPOSITE
+def test_an_einsum_may_sum_over_channels(composite):
+    """Its gradient is then a view with one number for all of them, which must not be written."""
+    torch.manual_seed(0)
+    conv, w, x = nn.Conv2d(3, 4, 3).double(), torch.randn(16, 5).double(), torch.randn(2, 3, 6, 6).double()
+    options = {"composite": composite, **COMPOSITES[composite]}
+
+    def summed(x: Tensor) -> Tensor:
+        return torch.einsum("ncd,dk->nk", conv(x).flatten(2), w)
+
+    def dense(x: Tensor) -> Tensor:
+        return conv(x).flatten(1) @ w.repeat(4, 1)
+
+    maps, expected = (rectgrad.attribute(each, x, "lrp", **options) for each in (summed, dense))
     assert_near(maps, expected)
