@@ -158,7 +158,7 @@ def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image
         grids.meet(row.name, row.family, row.source, row.shape)
         if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
             parts, shapes = row.op.spec.argument("tensors", row.op.args, row.op.kwargs), row.op.input_shapes
-            grids.join(((shapes[x] if type(x) is Slot else x.shape)[1], type(x) is Slot) for x in parts)
+            grids.join((shapes[x] if type(x) is Slot else x.shape, type(x) is Slot) for x in parts)
         if row.op is not None and id(row.op) in wanted:
             met[id(row.op)] = row.op, grids.now
     seen = {key: grids.image(op.shape, op.facts.channels_last, now) for key, (op, now) in met.items()}
