@@ -53,8 +53,8 @@ def test_tokens():
 
 def test_class_and_register_tokens_are_left_out():
     found = grids(*TOKENS)
-    found.join([(2, False), (12, True), (1, False)])  # two in front, one behind
-    found.join([(1, False), (15, True)])  # and one in front of all
+    found.join([((N, 2, 7), False), ((N, 12, 7), True), ((N, 1, 7), False)])  # two in front, one behind
+    found.join([((N, 1, 7), False), ((N, 15, 7), True)])  # and one in front of all
     x = numbered(N, 16, 7)
     expected = x[:, 3:15].transpose(1, 2).reshape(N, 7, 3, 4)
     assert torch.equal(found.image(x.shape, True)(x), expected)

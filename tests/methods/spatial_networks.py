@@ -93,7 +93,16 @@ class ChannelsLast(nn.Module):
         return self.head((self.conv(x) + y).mean((2, 3)))
 
 
+class Keys(nn.Module):
+    """Tokens whose keys join an empty cache, as those of a causal language model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = torch.cat([torch.empty(0), x.unflatten(2, (2, 3)).transpose(1, 2)], dim=-2)
+        return keys.relu().mean((1, 2))
+
+
 REFUSED = {
+    "keys": (Keys(), (2, 5, 6), r"has shape \(2, 2, 5, 3\)"),
     "dense": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)), (2, 6), r"has shape \(2, 9\)"),
     "no activation": (
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(32, 3)),

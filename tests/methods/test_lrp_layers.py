@@ -118,7 +118,13 @@ def residual() -> tuple[nn.Module, Tensor]:
     return net, torch.randn(2, 3, 6, 6)
 
 
-NETWORKS = [after, before, between, transposed, dense, padded, normalised, residual]
+def all_convolutional() -> tuple[nn.Module, Tensor]:
+    """The score is a mean of what the last layer makes, some of it negative."""
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers), torch.randn(2, 3, 6, 6)
+
+
+NETWORKS = [after, before, between, transposed, dense, padded, normalised, residual, all_convolutional]
 
 
 def assert_near(maps: Tensor, expected: Tensor) -> None:
@@ -140,7 +146,7 @@ def test_agrees_with_the_formulas(build, composite):
     assert torch.equal(kept.attribute("lrp", **options), maps)
 
 
-@pytest.mark.parametrize("build", [after, padded, residual])
+@pytest.mark.parametrize("build", [after, padded, residual, all_convolutional])
 @pytest.mark.parametrize("contrastive", [False, True])
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_excitation_agrees_with_the_formulas(build, contrastive):
@@ -148,4 +154,21 @@ def test_excitation_agrees_with_the_formulas(build, contrastive):
     options = {"contrastive": contrastive}
     maps = rectgrad.attribute(model, x, "excitation_backprop", **options)
     expected = reference_attribute(model, x, "excitation_backprop", **options)
+    assert_near(maps, expected)
+
+
+@EVERY_COMPOSITE
+def test_an_einsum_may_sum_over_channels(composite):
+    """Its gradient is then a view with one number for all of them, which must not be written."""
+    torch.manual_seed(0)
+    conv, w, x = nn.Conv2d(3, 4, 3).double(), torch.randn(16, 5).double(), torch.randn(2, 3, 6, 6).double()
+    options = {"composite": composite, **COMPOSITES[composite]}
+
+    def summed(x: Tensor) -> Tensor:
+        return torch.einsum("ncd,dk->nk", conv(x).flatten(2), w)
+
+    def dense(x: Tensor) -> Tensor:
+        return conv(x).flatten(1) @ w.repeat(4, 1)
+
+    maps, expected = (rectgrad.attribute(each, x, "lrp", **options) for each in (summed, dense))
     assert_near(maps, expected)

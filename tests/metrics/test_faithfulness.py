@@ -52,6 +52,14 @@ def test_sensitivity_n(batch_size):
             assert float(found[i, k]) == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_sensitivity_n_of_a_map_that_does_not_vary_is_undefined(kind):
+    """All subsets of one size have the same sum, but for rounding."""
+    maps = torch.full((3, 3, 6, 7), 0.1, dtype=kind)
+    found = metrics.sensitivity_n(lambda x: x.sum((1, 2, 3)), INPUTS.to(kind), maps, subsets=20)
+    assert found.isnan().all()
+
+
 def test_sensitivity_n_of_a_linear_model_is_one_for_gradient_times_input():
     weights = torch.randn(3, 6, 7).double()
     found = metrics.sensitivity_n(

@@ -65,7 +65,8 @@ def one_map(graph: fx.GraphModule, sample: Maps, method: str, target: Any, optio
         return integrated(graph, sample, start, **options)
     if method in RELEVANCE:
         preset = RELEVANCE[method]
-        maps = backward(record, start * record.output, lrp_rule(**{**preset, **options}))
+        score = 1 if method == "excitation_backprop" else record.output  # a probability, whatever the score
+        maps = backward(record, start * score, lrp_rule(**{**preset, **options}))
         return tuple(m.clamp(min=0) for m in maps) if options.get("contrastive") else maps
     if method == "occlusion":
         return occlusion(lambda point: float((start * run(graph, point).output).sum()), sample, **options)

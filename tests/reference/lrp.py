@@ -75,8 +75,6 @@ def lrp_rule(
         rule = start if is_first(record, weighted) else rule
         if contrastive and is_last(record, weighted):
             rule = "contrast"
-        if excites and is_last(record, weighted):  # a probability, whatever the score
-            R = R / record.values[nodes[-1]]
         bounds = {}
         if rule == "box":
             bounds = {name: at_layer(record, source, end) for name, end in (("low", low), ("high", high))}

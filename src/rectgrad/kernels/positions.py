@@ -55,9 +55,13 @@ class Grids:
                 if len(image) > k + 1 and min(grid, default=0) > 1 and prod(grid) == tokens[1]:
                     self._add(grid)
 
-    def join(self, lengths: Iterable[tuple[int, bool]]) -> None:
-        """Tokens side by side: the number of each part, and whether it depends on the input."""
-        lengths, start = list(lengths), 0
+    def join(self, parts: Iterable[tuple[Sizes, bool]]) -> None:
+        """Tokens side by side: the shape of each part, and whether it depends on the input. Others, as the
+        keys and values that a language model keeps, are none."""
+        parts, start = list(parts), 0
+        if any(len(shape) != 3 for shape, _ in parts):
+            return
+        lengths = [(shape[1], data) for shape, data in parts]
         for length, data in lengths:
             if data and (length,) in self._seen:
                 _, grid, first = self._seen[length,][-1]

@@ -193,9 +193,7 @@ class Layer:
 
     @cached_property
     def relevance(self) -> Tensor:
-        """The relevance. Excitation starts with a probability, whatever the score."""
-        c = wide(self.c)
-        return c if self.place.top and self.composite.top else c * self.total
+        return wide(self.c) * safe(self.total)
 
     @cached_property
     def epsilon(self) -> Any:
@@ -251,8 +249,7 @@ class Layer:
     @cached_property
     def channels(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Scale, shift and offset of each channel for the native kernel; None where it does not apply."""
-        probability = self.place.top and self.composite.top
-        plain = self.place.convolves and self.shift is None and self.absorbed is None and not probability
+        plain = self.place.convolves and self.shift is None and self.absorbed is None
         if not plain or not _for_native(self.c, self.z) or self.offset.numel() != self.z.shape[1]:
             return None
         shift = self.offset if self.bias is None else _through(self.place.after, self._by_channel(0))
@@ -301,7 +298,7 @@ class Layer:
 
         def back(above: bool) -> Tensor:
             own, other = (self.plus, self.minus) if above else (self.minus, self.plus)
-            return _back(own, p).sub_(_back(other, n))
+            return _back(own, p) - _back(other, n)  # may be a view of fewer numbers, as that of a sum
 
         return self._both(back)
 
@@ -323,7 +320,7 @@ class Layer:
             return _back(self.weights(lambda w: w.relu().mul_(gamma).add_(w)), above)
         extra = _back(self.plus, favoured)
         return self._both(
-            lambda up: _back(self.unchanged, above if up else below).add_(extra, alpha=1 if up else -1)
+            lambda up: _back(self.unchanged, above if up else below) + (extra if up else -extra)
         )
 
     def _gamma_shares(self, gamma: float) -> tuple[Tensor, Any, Tensor | None]:

@@ -92,7 +92,7 @@ class IntegratedGradients(Average):
         # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
         points.insert(0, points.pop(self.steps // 3))
         steps = joined(lambda i: tuple(b + points[i][0] * (x.detach() - b) for x, b in ends))
-        maps = self.over.at_points(_raw, request, steps, self.steps)
+        maps = self.over.at_points(lambda over, at: over.raw(at), request, steps, self.steps)
         return weighted_sum((weight, m) for (_, weight), m in zip(points, maps, strict=True))
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
@@ -121,10 +121,7 @@ class ExpectedGradients(Average):
         inputs = tuple(x.detach() for x in request.inputs)
         given = blurred(inputs) if self.baselines is None else each_baseline(self.baselines, inputs)
         drawn = between(inputs, given, self.seed)
-        maps = self.over.at_points(_raw, request, joined(lambda j: drawn(j)[0]), self.samples)
+        points = joined(lambda j: drawn(j)[0])
+        maps = self.over.at_points(lambda over, at: over.raw(at), request, points, self.samples)
         products = (map(torch.mul, drawn(j)[1], m) for j, m in enumerate(maps))
         return weighted_sum((1 / self.samples, tuple(each)) for each in products)
-
-
-def _raw(over: Method, request: Request) -> Maps:
-    return over.raw(request)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from rectgrad import rules
+from rectgrad.engine.backward import Pass
 from rectgrad.engine.diagnose import first_wrong, warn
 from rectgrad.engine.facts import Finder
 from rectgrad.engine.op import Op, Rules
 from rectgrad.engine.request import Request
 from rectgrad.engine.torch_private import map_tensors
-from rectgrad.kernels.reference import per_sample
+from rectgrad.kernels.reference import per_sample, wide
 from rectgrad.kernels.relevance_ops import COMPOSITES, Account, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
 from rectgrad.methods.options import option
@@ -118,6 +119,11 @@ class ExcitationBackprop(Method):
     def rules(self) -> Rules:
         return rules.excitation_rules(self.contrastive)
 
+    def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
+        """The relevance of a probability of 1 at the score, whatever its value and its sign."""
+        maps, score = super().result(request, passed, scores), safe(wide(scores)).unsqueeze(1)
+        return tuple((per_sample(R) / score).to(R).reshape(R.shape) for R in maps)
+
     def raw(self, request: Request) -> Maps:
         raw = super().raw(request)
         if not request.diagnosing:
@@ -125,9 +131,8 @@ class ExcitationBackprop(Method):
             if (i := first_wrong(request, zero)) is not None:
                 layer = _last_layer(request.rows(i, i + 1), self)
                 why = "none of its inputs is positive and has a positive weight"
-                warn(
-                    f"the map of sample {request.number(i)} is zero: it ends at layer {layer!r}, where {why}"
-                )
+                zero_map = f"the map of sample {request.number(i)} is zero"
+                warn(f"{zero_map}: it ends at layer {layer!r}, where {why}")
         return raw
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:

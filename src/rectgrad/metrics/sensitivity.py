@@ -38,7 +38,7 @@ def sensitivity_n(
     r_n = Pearson(sum_{i in S} map_i, f(x) - f(x with the pixels of S replaced by the baseline))
 
     1 is best. A pixel's attribution is the sum over its channels, and all its channels are replaced. NaN if
-    one of the two does not vary, as for a zero map.
+    one of the two does not vary, as for a zero map or a constant one.
 
     fractions: n as shares of the pixels, above 0 and at most 1; at least one pixel is replaced.
     subsets: number of subsets for each n. They depend on the seed and the sample's own values.
@@ -70,7 +70,9 @@ def subset_correlation(
         effects.append(clean - scores(torch.where(over_channels(chosen, inputs), empty, inputs)))
     x, y = (torch.stack(each, 1) for each in (sums, effects))
     x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
-    return (x * y).sum(1) / (x.square().sum(1) * y.square().sum(1)).sqrt()
+    found = (x * y).sum(1) / (x.square().sum(1) * y.square().sum(1)).sqrt()
+    rounding = 32 * torch.finfo(x.dtype).eps * pixels.abs().sum(1)  # of sums that are equal
+    return torch.where(x.abs().amax(1) > rounding, found, torch.nan)
 
 
 def max_sensitivity(

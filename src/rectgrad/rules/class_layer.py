@@ -110,9 +110,8 @@ class ClassGate:
         found = class_layers(plan, replace(request, observe=None), passed, scores)
         self.layers = [each.op for each in found]
         self.cams = Gate([(each.rows, class_map(each.a, each.R, "hirescam")) for each in found])
-        self._images = cache(
-            lambda: _images(set(map(id, passed.ops)), passed, request)
-        )  # once facts are known
+        wanted = set(map(id, passed.ops))
+        self._images = cache(lambda: _images(wanted, passed, request))  # once facts are known
 
     def __call__(self, op: Op) -> Tensor | None:
         return self.cams.at(self._images().get(id(op)), tuple(op.shape))
@@ -159,7 +158,7 @@ def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image
         grids.meet(row.name, row.family, row.source, row.shape)
         if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
             parts, shapes = row.op.spec.argument("tensors", row.op.args, row.op.kwargs), row.op.input_shapes
-            grids.join(((shapes[x] if type(x) is Slot else x.shape)[1], type(x) is Slot) for x in parts)
+            grids.join((shapes[x] if type(x) is Slot else x.shape, type(x) is Slot) for x in parts)
         if row.op is not None and id(row.op) in wanted:
             met[id(row.op)] = row.op, grids.now
     seen = {key: grids.image(op.shape, op.facts.channels_last, now) for key, (op, now) in met.items()}

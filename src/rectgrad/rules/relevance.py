@@ -53,13 +53,12 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
 
 
 def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rule]:
-    """After Zhang et al. 2016: z+ without biases, in sums too. What arrives at the last layer is its
-    probability. contrastive: less what goes to a unit with the opposite weights there."""
-    composite = Composite(*("excitation",) * 3, epsilon, top="contrast" if contrastive else "excitation")
+    """After Zhang et al. 2016: z+ without biases, in sums too. contrastive: at the last layer, less what goes
+    to a unit with the opposite weights."""
+    composite = Composite(*("excitation",) * 3, epsilon, top="contrast" if contrastive else "")
     sums, passed = excited_sum(epsilon), Rule(_activation, "excitation", reads="inputs")
-    rules = {"sum": sums, "avg_pool": sums, "softmax": Rule(lambda op, R: R, "excitation")}
-    rules |= {"add": _unless_merged(sums, composite), "batch_norm": _unless_merged(passed, composite)}
-    return lrp_rules(composite) | rules
+    rules = lrp_rules(composite) | {"sum": sums, "avg_pool": sums, "add": _unless_merged(sums, composite)}
+    return rules | {"batch_norm": _unless_merged(passed, composite)}
 
 
 def lrp_linear(epsilon: float) -> Rule:
@@ -110,7 +109,7 @@ def excited_sum(epsilon: float) -> Rule:
         if op.family == "add" and op.data_count == 1:
             return _activation(op, R)
         parts = kernel.positive_summands(op.inputs, op.name)
-        shared = kernel.per_unit(wide(R * op.output), wide(first(op.call(*parts))), epsilon)
+        shared = kernel.per_unit(wide(R) * safe(wide(op.output)), wide(first(op.call(*parts))), epsilon)
         grads = op.vjp(shared.to(R.dtype))
         return tuple(torch.where(part == 0, 0, grad) for part, grad in zip(parts, grads, strict=True))
 
