@@ -58,7 +58,7 @@ class Preset:
     def of_photos(self, count: int) -> Preset:
         """The preset for this many photos. Measures that use all of them still do."""
         if count < 2:
-            raise ValueError(f"{count} photos: needs 2 or more")
+            raise ValueError(f"a verdict needs 2 photos or more, not {count}")
         evaluated, repeated = (
             count if n == self.photos else min(n, count) for n in (self.evaluated, self.repeated)
         )
