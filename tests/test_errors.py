@@ -42,18 +42,23 @@ def test_an_image_model_for_its_module(call):
 class Squeezing(nn.Module):
     """Fails on (C, H, W) by an index, not by a shape."""
 
-    def __init__(self):
+    def __init__(self, conv):
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
+        self.conv = conv
 
     def forward(self, x):
         return self.conv(x).relu().mean((2, 3))
 
 
+class Convolution(nn.Conv2d):
+    """A class of one's own."""
+
+
 NETWORKS = {
     "convolution": NET.module,
     "batch norm": nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()).eval(),
-    "index": Squeezing(),
+    "index": Squeezing(nn.Conv2d(3, 8, 3)),
+    "subclass": Squeezing(Convolution(3, 8, 3)),
     "works, with another meaning": nn.Sequential(nn.Conv2d(3, 8, 32), nn.ReLU(), nn.Flatten(0)),
 }
 
@@ -139,8 +144,12 @@ def test_a_model_that_ends_in_softmax():
     says_so = pytest.warns(UserWarning, match=r"ends in a softmax.*such as model\[:-1\]")
     with says_so:
         rectgrad.attribute(model, torch.cat([X, X]), "saliency", batch_size=1)
+    for target in (None, 3):
+        with says_so:
+            rectgrad.attribute(model, X, "saliency", target)
     with says_so:
-        rectgrad.record(model, X)
+        kept = rectgrad.record(model, X)
+    kept.attribute("saliency")  # said once
     with says_so:
         found = rectgrad.explain(X, model, "saliency")
     assert "ends in a softmax" in found.warnings[0]
@@ -194,3 +203,43 @@ def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
         rectgrad.explain(PICTURE, NET, labels=["a", "b", "c"])
     with says(ValueError, "batch_size must be an integer of at least 1, not 0"):
         rectgrad.explain(PICTURE, NET, batch_size=0)
+
+
+def test_a_misspelt_name_is_recognised():
+    with says(ValueError, "unknown method 'salency'; did you mean 'saliency'? methods are rectgrad, "):
+        rectgrad.attribute(NET.module, X, "salency")
+    with says(ValueError, "unknown model 'cifar10_cn'; did you mean 'cifar10_cnn'? models are "):
+        rectgrad.models.load("cifar10_cn")
+    with says(ValueError, "unknown model 'alexnet'; models are "):
+        rectgrad.models.load("alexnet")
+
+
+@pytest.mark.parametrize("device", ["cuda", "nowhere"])
+def test_a_device_that_is_not_there(device, monkeypatch):
+    def lacking(*size, device):
+        raise RuntimeError("Expected one of cpu, cuda" if device == "nowhere" else "no NVIDIA driver")
+
+    monkeypatch.setattr(torch, "zeros", lacking)
+    text = {"cuda": "is not available: no NVIDIA driver", "nowhere": "devices are cpu, cuda, cuda:1 and mps"}
+    with says(ValueError, f"device {device!r}", text[device]):
+        rectgrad.explain(PICTURE, "cifar10_cnn", device=device)
+
+
+def test_a_class_for_an_instance():
+    with says(TypeError, "model is the class Conv2d; pass an instance"):
+        rectgrad.explain(X, nn.Conv2d)
+
+
+def test_an_alpha_channel():
+    with says(ValueError, "not (32, 32, 4)", "array[:, :, :3]"):
+        rectgrad.explain(np.zeros((32, 32, 4), np.uint8), NET)
+
+
+def test_arguments_of_a_metric_in_another_order():
+    maps = torch.rand_like(X)
+    with says(TypeError, "model must be a module or a function, not Tensor; the model comes first"):
+        rectgrad.metrics.insertion(maps, X, maps, 3)
+    with says(TypeError, "model must be a module or a function, not ImageModel; give its module, model.mod"):
+        rectgrad.metrics.insertion(NET, X, maps, 3)
+    with says(TypeError, "insertion(): maps must be a tensor, not Sequential"):
+        rectgrad.metrics.insertion(NET.module, X, NET.module, 3)

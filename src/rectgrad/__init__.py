@@ -5,6 +5,7 @@ answer `--help` without loading torch.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(importlib.import_module(f"rectgrad.{home}"), name)
-    raise AttributeError(f"module 'rectgrad' has no attribute {name!r}")
+    this = sys.modules[__name__]  # Python suggests a similar name of it
+    raise AttributeError(f"module 'rectgrad' has no attribute {name!r}", name=name, obj=this)
 
 
 def __dir__() -> list[str]:

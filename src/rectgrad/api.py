@@ -21,7 +21,7 @@ from rectgrad.engine.op import Op, UnsupportedModelError, as_rules
 from rectgrad.engine.preserve import Region
 from rectgrad.engine.recorder import Recorder
 from rectgrad.engine.request import Request, mixes_samples
-from rectgrad.engine.target import Target, changed
+from rectgrad.engine.target import Picked, Target, changed
 from rectgrad.engine.torch_private import (
     active_function_modes,
     inner_model,
@@ -402,7 +402,7 @@ def _part(request: Request, method: Method, start: int, size: int) -> Maps:
     if size < request.n:
         asked, own = request.rows(start, stop), method.rows(start, stop, request.inputs)
     maps = own.maps(asked)
-    if start == 0 and not callable(request.target):
+    if start == 0 and isinstance(asked.target, Picked):
         warn_probabilities(asked.answer)
     return maps
 
@@ -500,7 +500,6 @@ def _warn_training(request: Request) -> None:
 def warn_probabilities(outputs: object) -> None:
     if checks.are_probabilities(outputs):
         warn(
-            "the model ends in a softmax: its outputs are probabilities, whose gradient vanishes where the "
-            "network is sure. Explain the scores before the softmax instead: give the model without its last "
-            "layer, such as model[:-1]"
+            "the model ends in a softmax, whose gradient vanishes where the network is certain. Explain the "
+            "scores before the softmax instead: pass the model without its last layer, such as model[:-1]"
         )

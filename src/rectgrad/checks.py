@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """An error for a name that does not exist: a similar name, if any, and all names."""
+    valid = list(known)
+    near = difflib.get_close_matches(name, valid, 1, 0.7)
+    similar = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {kind} {name!r}; {similar}{kind}s are {', '.join(valid)}"
 
 
 def check_input(x: Any, first: Any) -> None:
@@ -46,8 +55,8 @@ def lacks_samples(model: object, inputs: Sequence[Tensor], error: BaseException)
     if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
         return None
     layers = model.modules() if isinstance(model, nn.Module) else ()
-    wanted = next((_RANKS[type(layer)] for layer in layers if type(layer) in _RANKS), 0)
-    if len(inputs) > 1 or inputs[0].dim() != wanted - 1:
+    ranks = (rank for layer in layers for kind, rank in _RANKS.items() if isinstance(layer, kind))
+    if len(inputs) > 1 or inputs[0].dim() != next(ranks, 0) - 1:
         return None
     return (
         f"the model cannot take inputs of shape {tuple(inputs[0].shape)}: they seem to lack the first "

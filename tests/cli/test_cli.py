@@ -34,6 +34,10 @@ def test_no_arguments_and_the_version(run):
 def test_lists(run):
     _, out, _ = run("methods")
     assert all(name in out for name in METHODS)
+    assert "rectgrad_prr          rectgrad with --prr." in out
+    assert "--tau unset" in out
+    assert "--no-prr" in out
+    assert max(map(len, out.splitlines())) <= 100
     _, out, _ = run("methods", "--json")
     assert json.loads(out)["smoothgrad"]["over"] == "saliency"
     assert json.loads(out)["expected_gradients"] == {"over": "saliency", "samples": 50, "seed": 0}
@@ -64,7 +68,7 @@ ERRORS = {
     "no such class": (["explain", "--model", TINY, "--target", "horse"], "horse"),
     "ambiguous class": (["explain", "--model", TINY, "--target", "blue"], "blue bird"),
     "class out of range": (["explain", "--model", TINY, "--target", "7"], "7"),
-    "bad device": (["explain", "--model", TINY, "--device", "quantum"], "quantum"),
+    "bad device": (["explain", "--model", TINY, "--device", "quantum"], "unknown device 'quantum'"),
     "empty name": (["explain", ""], "empty"),
     "too few names": (
         ["explain", "--model", TINY, "--labels", "taken", "photo.png"],
@@ -82,6 +86,12 @@ ERRORS = {
     "unreadable photo": (["layers", "taken", "--model", TINY], "taken"),
     "unreadable photo to explain": (["explain", "taken", "--model", TINY], "taken: not an image"),
     "bad picture": (["explain", "--only", "photo"], "map or overlay"),
+    "layers of an average": (
+        ["layers", "--methods", "smoothgrad", "photo.png"],
+        "smoothgrad has no single backward pass",
+    ),
+    "a URL": (["explain", "https://example.org/cat.jpg"], "is a URL; download it first"),
+    "a port that does not exist": (["app", "--port", "99999"], "'--port'"),
     "maps of layers": (["layers", "--maps", "npy"], "npz"),
     "bad engine": (["explain", "--engine", "spark"], "local or ray"),
 }

@@ -118,7 +118,7 @@ def test_a_folder_of_that_name_is_a_folder(call, tmp_path):
 def test_too_small_counts_are_refused(call, capsys, count):
     assert call("shapes", "--count", count) == (2, None)
     printed = capsys.readouterr().err
-    assert f"{count} photos: needs 2 or more" in printed
+    assert f"a verdict needs 2 photos or more, not {count}" in printed
     assert printed.count("\n") == 1
 
 

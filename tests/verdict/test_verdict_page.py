@@ -87,6 +87,10 @@ def test_files_and_status(status, folder, record):
     assert {"inside", "pointing_game"} <= set(record["table"])
 
 
+def test_numbers_have_no_negative_zero():
+    assert [number(value) for value in (-0.0001, -0.0006, 0.25, None)] == ["0.000", "-0.001", "0.250", "–"]
+
+
 def test_the_page_has_every_row_and_number(record, page):
     rows = [*record["methods"], *record["controls"]]
     board = page[page.index("Leaderboard") : page.index("Which method for which question")]

@@ -30,7 +30,8 @@ def app(
         str, typer.Option(help="Address to listen on; 127.0.0.1 is reachable from this machine only.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; default: the first free one from 7860.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on; default: the first free one from 7860."),
     ] = None,
     auth: Annotated[
         Path | None,

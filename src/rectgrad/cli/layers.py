@@ -108,6 +108,9 @@ def layers(
         raise ValueError("--maps must be npz, because the maps of different layers differ in size")
     shared.check_choice("--maps", maps, ("npz",))
     chosen = shared.picture_methods(methods, q)
+    for name, method in chosen.items():
+        if not method.one_backward:
+            raise ValueError(f"{name} has no single backward pass, so it has no attribution at each layer")
     sources = shared.find_photos(images, out, reserved=["layers"])
     network = shared.network(model, weights, labels, device, target)
     shared.prepare_output(out)

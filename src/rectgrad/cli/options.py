@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 
+from rectgrad.explanation.network import check_device
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, every_name, name_of
 from rectgrad.methods.options import offered, type_of
@@ -215,9 +216,5 @@ def resolve_device(device: str) -> str:
         if torch.cuda.is_available():
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise ValueError(f"device {device!r} is not available: {reason}") from None
+    check_device(device)
     return device

@@ -23,7 +23,8 @@ h1 { margin: 0 0 .25rem; } h2 { margin: 2.5rem 0 .5rem; border-top: 1px solid va
 .faint { color: var(--faint); font-size: .875rem; } a { color: inherit; }
 nav a { margin-right: 1rem; display: inline-block; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(40rem, 100%), 1fr)); gap: 1rem; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; overflow-x: auto; }
+figure svg { min-width: 640px; max-width: 100%; height: auto; }
 figure img { max-width: 100%; height: auto; background: #fff; }
 figcaption { color: var(--faint); font-size: .9375rem; max-width: 50rem; }
 .wide, .text { overflow-x: auto; } table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0; }

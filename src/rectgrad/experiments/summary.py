@@ -65,10 +65,10 @@ def table(found: Findings, datasets: Sequence[str]) -> str:
         for claim, each in paired(by_dataset).items():
             verdicts = [markup.verdict(each.get(dataset)) for dataset in datasets]
             ours = next(iter(each.values())).ours
-            rows[ours].append([f'<a href="#{name}">{escape(name)}</a>', escape(claim), *verdicts])
+            rows[ours].append([escape(claim), *verdicts, f'<a href="#{name}">{escape(name)}</a>'])
     names = [escape(name_of(dataset)) for dataset in datasets]
-    papers = markup.grid(["how we know", "what the paper says", *names], rows[False], "text")
-    others = markup.grid(["experiment", "claim", *names], rows[True], "text")
+    papers = markup.grid(["what the paper says", *names, "how we know"], rows[False], "text")
+    others = markup.grid(["claim", *names, "experiment"], rows[True], "text")
     title = "Controls and questions that the paper does not ask"
     return (papers if rows[False] else "") + (f"<h3>{title}</h3>{others}" if rows[True] else "")
 

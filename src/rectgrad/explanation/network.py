@@ -49,10 +49,13 @@ class Network:
         labels: Labels | None = None,
         device: str | torch.device | None = None,
     ) -> Network:
+        if isinstance(model, type):
+            raise TypeError(f"model is the class {model.__name__}; pass an instance of it")
         names = _names(labels)
         if model is None or isinstance(model, str):
             model = load() if model is None else load(model)
             if device is not None:
+                check_device(device)
                 model.module.to(device)
         if isinstance(model, ImageModel):
             network = cls(model.name, model.module, names or model.names(), model, prepare)
@@ -147,6 +150,16 @@ class Network:
         return Prepared(inputs, _picture(inputs.detach().cpu().float() * std + mean))
 
 
+def check_device(device: str | torch.device) -> None:
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:200]
+        if reason.startswith(("Expected one of", "Invalid device string")):
+            raise ValueError(f"unknown device {device!r}; devices are cpu, cuda, cuda:1 and mps") from None
+        raise ValueError(f"device {str(device)!r} is not available: {reason}") from None
+
+
 def single(tensor: Tensor) -> bool:
     """Whether a tensor is one picture, (C, H, W) or (1, ...), rather than a batch of them."""
     return tensor.dim() in (1, 3) or len(tensor) == 1
@@ -194,6 +207,8 @@ def _eight_bits(array: np.ndarray) -> np.ndarray:
 def _hint(array: np.ndarray) -> str:
     if array.ndim == 3 and array.shape[0] == 3:
         return "; move the channels last: array.transpose(1, 2, 0)"
+    if array.ndim == 3 and array.shape[2] == 4:
+        return "; leave out the alpha channel: array[:, :, :3]"
     if array.ndim == 4:
         return "; pass several pictures as a list: list(array)"
     if array.ndim == 2:

@@ -26,7 +26,7 @@ _FORMULA = f"Formula: {', '.join(VARIANTS)}."
 
 @dataclass(frozen=True)
 class GradCAM(Method):
-    """Where the last activations with positions speak for the class: coarse, but specific."""
+    """A coarse map of the regions that are evidence for the class."""
 
     layer: str | None = option(None, _LAYER)
     variant: str = option("gradcam", _FORMULA, choices=tuple(VARIANTS))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rectgrad.checks import unknown
 from rectgrad.methods.averages import ExpectedGradients, IntegratedGradients, SmoothGrad
 from rectgrad.methods.cam import GradCAM, GuidedGradCAM
 from rectgrad.methods.control import RandomMap
@@ -91,7 +92,7 @@ def as_method(method: Any, options: dict[str, Any]) -> Method:
     names = f"methods are {', '.join(METHODS)}"
     if isinstance(method, str):
         if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}; {names}")
+            raise ValueError(unknown("method", method, METHODS))
         return _configured(method, options)
     if not isinstance(method, Method):
         raise TypeError(f"method must be a name or an instance of a method, not {method!r}; {names}")

@@ -97,7 +97,7 @@ class EpsilonLRP(Relevance):
 
 @dataclass(frozen=True)
 class AttnLRP(Relevance):
-    """Layer-wise relevance propagation through attention: softmax and products of data have rules too."""
+    """Layer-wise relevance propagation for transformers."""
 
     epsilon: float = option(1e-6, "Stabiliser of the epsilon rule; default: 0.000001.", low=0)
     facts: ClassVar[tuple[Finder, ...]] = (partial(rules.find_layers, softmax=False),)
@@ -109,7 +109,7 @@ class AttnLRP(Relevance):
 
 @dataclass(frozen=True)
 class ExcitationBackprop(Method):
-    """The probability that a winner-take-all process ends at each input: positive connections alone."""
+    """Layer-wise relevance propagation along positive connections only."""
 
     contrastive: bool = option(False, "Subtract the map of all other classes, and keep positive values.")
     decompose: ClassVar[tuple[str, ...]] = Relevance.decompose

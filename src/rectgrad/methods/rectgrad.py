@@ -19,7 +19,7 @@ from rectgrad.methods.options import option
 
 @dataclass(frozen=True)
 class RectGrad(Method):
-    """Gradient passes an activation where activation * gradient exceeds the layer's q-th percentile."""
+    """The gradient passes where activation * gradient exceeds the layer's q-th percentile."""
 
     q: float = option(
         98.0, "Percentile of a layer's scores that a unit must exceed; default: 98.", low=0, high=100

@@ -30,6 +30,9 @@ def same_shape(call: str, a: Tensor, b: Tensor) -> None:
 
 
 def same_pixels(call: str, inputs: Tensor, maps: Tensor) -> None:
+    for name, values in (("inputs", inputs), ("maps", maps)):
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{call}(): {name} must be a tensor, not {type(values).__name__}")
     given = f"{call}(inputs of shape {tuple(inputs.shape)}, maps of shape {tuple(maps.shape)})"
     if inputs.ndim < 3 or maps.ndim < 3 or len(inputs) != len(maps) or inputs.shape[-2:] != maps.shape[-2:]:
         raise ValueError(f"{given}: needs (N, H, W) or (N, C, H, W), with the same N, H and W")

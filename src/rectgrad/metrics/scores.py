@@ -21,6 +21,9 @@ class Scores:
     """
 
     def __init__(self, model: Model, target: Target, n: int, batch_size: int | None = None) -> None:
+        if not callable(model):
+            own = "give its module, model.module" if hasattr(model, "module") else "the model comes first"
+            raise TypeError(f"model must be a module or a function, not {type(model).__name__}; {own}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: needs 1 or more, or None")
         self.model, self.size = model, batch_size or max(n, 1)

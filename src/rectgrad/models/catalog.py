@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rectgrad.checks import unknown
 from rectgrad.models import builtin, classes, factory, hubs
 from rectgrad.models.image_model import ImageModel
 
@@ -108,5 +109,5 @@ def _source(name: str) -> Source:
     if ".py" in name and (name.endswith(".py") or ".py:" in name):
         return MODELS["FILE.py:FACTORY"]
     if name not in MODELS and f"{prefix}:NAME" not in MODELS:
-        raise ValueError(f"unknown model {name!r}; models are {', '.join(MODELS)}")
+        raise ValueError(unknown("model", name, MODELS))
     return MODELS[name if ":" not in name else f"{prefix}:NAME"]

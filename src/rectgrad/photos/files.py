@@ -66,6 +66,8 @@ def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
         yield path, Path(path.name)
     else:
         matching = sorted(glob.glob(argument, recursive=True)) if glob.has_magic(argument) else []
+        if not matching and "://" in argument:
+            raise ValueError(f"{argument!r} is a URL; download it first and pass the path of the file")
         if not matching:
             raise ValueError(f"no such file, folder or pattern: {argument!r}")
         folder = _folder_of(argument)

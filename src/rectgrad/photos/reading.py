@@ -51,7 +51,9 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
     """Opens the file of a photo. Errors while it is read or decoded name the file and the reason."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a device or a pipe may never end
-            raise UnreadableImageError("is a folder" if os.path.isdir(path) else "not a regular file")
+            raise UnreadableImageError(
+                "is a folder, not a photo" if os.path.isdir(path) else "not a regular file"
+            )
         with open(path, "rb") as file:
             yield file
     except UnreadableImageError as error:

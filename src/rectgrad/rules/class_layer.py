@@ -145,7 +145,7 @@ def _output_of(name: str, passed: Pass) -> Op:
     inside = [row.op for row in passed.trace.rows if modules.get(name) in row.modules]
     if not inside or inside[-1] is None:
         lack = "made no tensor that is recorded" if name in modules else "does not exist"
-        near = difflib.get_close_matches(name, modules, 5, 0.3) or list(modules)[1:6]
+        near = difflib.get_close_matches(name, modules, 5, 0.5) or list(modules)[1:6]
         raise ValueError(f"the layer {name!r} {lack}; there are {', '.join(near)} and others")
     return inside[-1]
 

@@ -59,7 +59,7 @@ class Preset:
         """The preset with this many photos in every measure. Methods that need many passes, grids and matched
         comparisons keep their numbers."""
         if count < 2:
-            raise ValueError(f"{count} photos: needs 2 or more")
+            raise ValueError(f"a verdict needs 2 photos or more, not {count}")
         return replace(self, photos=count, evaluated=count, repeated=count)
 
     def photos_for(self, method: Method, repeated: bool = False) -> int:

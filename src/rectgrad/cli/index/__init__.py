@@ -123,7 +123,8 @@ def _made_by(records: list[Json]) -> str:
     settings = [record["settings"] for record in records]
     models = dict.fromkeys(str(each.get("model")) for each in settings)
     methods = dict.fromkeys(_method(each) for each in settings)
-    return f"Model: {_few(models)}. Method: {_few(methods)}."
+    several = any("methods" in each for each in settings)
+    return f"Model: {_few(models)}. {'Maps' if several else 'Method'}: {_few(methods)}."
 
 
 def _method(settings: Json) -> str:
@@ -145,10 +146,9 @@ def _caution(records: list[Json]) -> str:
         return ""
     low = sum(bool(record.get("caution")) for record in records)
     sentences = " ".join(escape(of_many(text)) for text in cautions)
-    return (
-        f'<p class="caution"><strong>Specificity below {LOW:g} for {low} of {len(records)} photos.</strong> '
-        f"{sentences}</p>\n"
-    )
+    several = any("methods" in record["settings"] for record in records)
+    what = f"{'A map with s' if several else 'S'}pecificity below {LOW:g} for {low} of {len(records)} photos."
+    return f'<p class="caution"><strong>{what}</strong> {sentences}</p>\n'
 
 
 def of_many(caution: str) -> str:
