@@ -99,6 +99,22 @@ def test_too_few_photos_are_said(photos, few):
     assert said == ([{"kind": "question", "what": '"where"', "why": why}] if few else [])
 
 
+def test_few_photos_are_not_too_few_if_a_difference_is_significant():
+    """Holm's method corrects the smallest p of 6 photos, 2^-5, only for the tests that are left."""
+    steps = {"insertion_blur": 20, "insertion_mean": 20, "deletion_blur": 20, "sensitivity_n": 6}
+    values = {
+        measure: {
+            row: np.concatenate([column(mean)[:photos], np.full(20 - photos, np.nan)])
+            for row, mean in (("a", 3.0), ("edges", -1.0))
+        }
+        for measure, photos in steps.items()
+    }
+    pairs = table.pairs(values, 0)
+    assert pairs[-1]["n"] == 6 < least_photos(len(pairs))
+    assert pairs[-1]["better"] == "a"
+    assert answers.too_few({"pairs": pairs}) == []
+
+
 def test_lower_is_better_for_deletion():
     pairs = table.pairs({"deletion_blur": {"a": column(0), "b": column(0.3)}}, 0)
     assert pairs[0]["better"] == "a"

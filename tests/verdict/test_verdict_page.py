@@ -13,6 +13,7 @@ from PIL import Image
 
 from rectgrad import cli
 from rectgrad.verdict import presets
+from rectgrad.verdict.page.leaderboard import leaderboard
 from rectgrad.verdict.page.measure_cards import number
 from rectgrad.verdict.record import read
 
@@ -115,6 +116,18 @@ def test_the_page_says_next_to_a_question_that_photos_are_too_few(record, page):
     answers = page[page.index("Which method for which question") : page.index("What these numbers do not")]
     assert all(each["why"] in answers for each in said)
     assert page.count(said[0]["why"]) == len([each for each in said if each["why"] == said[0]["why"]])
+
+
+def test_checks_of_few_photos_are_values_without_a_yes_or_no(record):
+    def board(n):
+        cells = {"saliency": {"mean": 0.123, "low": 0.1, "high": 0.2, "n": n}}
+        table = {**record["table"], "specificity": cells, "randomisation_last": {}}
+        line = re.search(r"<b>saliency</b>.*?</tr>", leaderboard({**record, "table": table}), re.DOTALL)[0]
+        return re.sub(r"<[^>]*>", " ", line).split("lost")[-1]
+
+    assert "0.12, n 5" in board(5)
+    assert not re.search(r"\b(yes|no)\b", board(5))
+    assert re.search(r"no +0.12", board(6))
 
 
 def test_the_page_needs_nothing_else(page):

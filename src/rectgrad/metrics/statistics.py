@@ -39,7 +39,7 @@ def bootstrap(values: ArrayLike, level: float = 0.95, draws: int = 10_000, seed:
     """
     given, valid = _columns(values)
     random, means = np.random.default_rng(seed), []
-    for size in _chunks(draws, len(given)):
+    for size in _chunks(draws, max(given.shape)):
         times = random.multinomial(len(given), np.full(len(given), 1 / len(given)), size=size).astype(float)
         means.append(_mean(times @ given, times @ valid))
     n, limits, drawn = (
@@ -87,7 +87,7 @@ def _flipped(given: Array, draws: int, seed: int) -> Array:
     random, reached, photos = np.random.default_rng(seed), np.zeros(given.shape[1]), len(given)
     every = 2 ** (photos - 1)  # with all signs reversed, a mean is as far from 0: the last sign is fixed
     exact, done = every <= EXACT * draws, 0
-    for size in _chunks(every if exact else draws, photos):
+    for size in _chunks(every if exact else draws, max(given.shape)):
         if exact:
             bits = np.arange(done, done + size)[:, None] >> np.arange(photos) & 1
         else:
@@ -156,7 +156,7 @@ def _mean(total: Array, n: Array) -> Array:
         return total / np.where(n == 0, np.nan, n)
 
 
-def _chunks(draws: int, photos: int) -> list[int]:
-    """Numbers of draws that keep the matrix of weights below 16 MB."""
-    size = max(2_000_000 // photos, 1)
+def _chunks(draws: int, values: int) -> list[int]:
+    """Numbers of draws that keep matrices with this many values for each draw below 16 MB."""
+    size = max(2_000_000 // values, 1)
     return [min(size, draws - start) for start in range(0, draws, size)]

@@ -59,12 +59,16 @@ def unspecific(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
 
 
 def too_few(verdict: Json) -> list[dict[str, str]]:
-    """Questions for which there are so few photos that no difference can be significant."""
+    """Questions for which there are so few photos that no difference is significant. With fewer photos than
+    `least_photos` one can be, if many others are: Holm's method corrects it for the remaining tests only."""
     found, tests = [], len(verdict["pairs"])
     for question in QUESTIONS:
-        photos = [p["n"] for p in verdict["pairs"] if MEASURES[p["measure"]].question == question]
-        if photos and max(photos) < least_photos(tests):
-            few = f"{max(photos)} {'grids of photos' if question == WHY else 'photos'} are too few"
+        own = _pairs(question, verdict)
+        most = max((pair["n"] for pair in own), default=0)
+        if 0 < most < least_photos(tests) and not any(pair["better"] for pair in own):
+            several = "" if most == 1 else "s"
+            what = f"grid{several} of photos" if question == WHY else f"photo{several}"
+            few = f"{most} {what} {'is' if most == 1 else 'are'} too few"
             why = f"{few}: with {tests} comparisons, {least_photos(tests)} or more are needed"
             found.append({"kind": "question", "what": f'"{question}"', "why": why})
     return found

@@ -10,6 +10,7 @@ from rectgrad.verdict.answers import ignores_weights, unspecific
 from rectgrad.verdict.table import places
 
 Json = dict[str, Any]
+FEW = 6  # photos: an interval of fewer cannot cover 95 %
 _KEY = " ".join(f'<span class="key {kind}">{kind}</span>' for kind in ("won", "tied", "lost"))
 _HEAD = (
     "",
@@ -30,7 +31,7 @@ def leaderboard(record: Json) -> str:
         f"Each row is compared with every other row in {', '.join(compared)}. A comparison is won if the "
         "paired difference is significant at 5 % after Holm's correction. Depends on the class: "
         f"specificity, no if below {LOW:g}. Depends on the weights: no if the map hardly changes "
-        "when all weights are random."
+        f"when all weights are random. From fewer than {FEW} photos, the value alone is shown."
     ) + (" Time: multiples of a plain gradient." if record["costs"] else "")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div class="scroll board">{table}</div><p class="faint">{escape(note)}</p>'
@@ -45,8 +46,8 @@ def _line(record: Json, place: int | None, name: str) -> str:
         str(place or ""),
         f"<b>{escape(name)}</b>" + (" <i>control</i>" if control else ""),
         bar,
-        _check(_value(table, "specificity", name), unspecific(name, table)),
-        _check(_value(table, "randomisation_last", name), ignores_weights(name, table)),
+        _check(table.get("specificity", {}).get(name), unspecific(name, table)),
+        _check(table.get("randomisation_last", {}).get(name), ignores_weights(name, table)),
         *([_times(record["costs"].get(name))] if record["costs"] else []),
     ]
     kind = ' class="control"' if control else ""
@@ -64,16 +65,13 @@ def _bar(shares: Json) -> str:
     return f'<div class="bar" role="img" aria-label="{said}" title="{said}">{drawn}</div>'
 
 
-def _value(table: Json, measure: str, name: str) -> float | None:
-    cell = table.get(measure, {}).get(name)
-    return None if cell is None else cell["mean"]
-
-
-def _check(value: float | None, failed: bool) -> str:
-    if value is None:
+def _check(cell: Json | None, failed: bool) -> str:
+    if cell is None:
         return '<span class="faint">–</span>'
+    if cell["n"] < FEW:
+        return f"<small>{cell['mean']:.2f}, n {cell['n']}</small>"
     said = "no" if failed else "yes"
-    return f'<span class="{said}">{said}</span> <small>{value:.2f}</small>'
+    return f'<span class="{said}">{said}</span> <small>{cell["mean"]:.2f}</small>'
 
 
 def _times(cost: Json | None) -> str:

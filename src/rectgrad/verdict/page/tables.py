@@ -93,7 +93,7 @@ def pairs(record: Json) -> str:
     ]
     note = (
         "Photos needed: how many would tell the two apart in a single test at 5 % with a power of 80 %, if "
-        "the difference stays as observed."
+        "the difference stays as observed. All tests of this verdict together need more."
     )
     more = f" The first {LONGEST} of {len(own)}; all are in verdict.json." if len(own) > LONGEST else ""
     return (
