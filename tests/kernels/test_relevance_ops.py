@@ -14,46 +14,46 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS)
 
 
 def units(seed=0, shape=(2, 5, 7, 3)):
-    """c, z and a sum of some summands, of which some are 0; numbers for each channel."""
+    """c, z and a sum of some summands, of which some are 0; scale, shift and offset of each channel."""
     torch.manual_seed(seed)
     c, z, part = torch.randn(shape), torch.randn(shape), torch.rand(shape)
     part[torch.rand(shape) < 0.2] = 0
-    scale, shift = torch.randn(shape[1]), torch.randn(shape[1])
-    bias, epsilon, size = torch.tensor([0, 0.3, 0, 2, 0]), torch.rand(shape[1]) / 10, scale.abs()
-    return (c, z, part), (scale, shift, bias, epsilon, size)
+    return c, z, part, torch.randn(shape[1]), torch.randn(shape[1]), torch.tensor([0, 0.3, -1, 2, 0])
 
 
-def by_channel(numbers):
-    return [number.double().reshape(1, -1, 1, 1) for number in numbers]
+def in_double(units):
+    """The same units, and the size of each channel's scale."""
+    *wide, scale, shift, offset = (x.double() if x.dim() > 1 else x.double()[:, None, None] for x in units)
+    return *wide, scale, shift, offset, scale.abs()
 
 
 @needs_native
 @EVERY_LEVEL
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_sum_of_one_sign(level, sign):
-    (c, z, part), numbers = units()
-    scale, shift, bias, epsilon, _ = by_channel(numbers)
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_sum_of_one_sign(level, sign, biased):
+    given = units()
+    c, z, part, scale, shift, offset, size = in_double(given)
     with mock.patch.object(native, "load", return_value=library(level)):
-        found, none = native.share((c, z, sign * part), numbers, sign)
-    total, s = scale * z + shift, part + bias
+        found, none = native.share((*given[:2], sign * given[2], *given[3:]), 0.05, 2.0, sign, biased=biased)
+    s = part + (sign * offset / size).clamp(min=0) * biased
     assert none is None
     assert (s == 0).any()
-    close(found, torch.where(s > 0, c * total / (s + epsilon), 0))
+    close(found, torch.where(s > 0, 2 * c * (scale * z + shift) / (s + 0.05 / size), 0))
 
 
 @needs_native
 @EVERY_LEVEL
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_gamma_rule(level, mixed):
-    units_, numbers = units(1)
-    c, z, part = (x.double() for x in units_)
-    scale, shift, bias, epsilon, size = by_channel(numbers)
+    given = units(1)
+    c, z, part, scale, shift, offset, size = in_double(given)
     with mock.patch.object(native, "load", return_value=library(level)):
-        found, favoured = native.share(units_, numbers, 1, 0.4, mixed)
+        found, favoured = native.share(given, 0.05, gamma=0.4, mixed=mixed)
     total = scale * z + shift
-    own, above = total / size, part + bias
+    own, above = total / size, part + (offset / size).clamp(min=0)
     s = own + 0.4 * (torch.where(own > 0, above, own - above) if mixed else above)
-    share = c * total / (s + epsilon * s.sign())
+    share = c * total / (s + 0.05 / size * s.sign())
     if not mixed:
         close(found, torch.where(s > 0, share, 0))
         return
@@ -112,6 +112,25 @@ def test_maps_are_those_of_the_portable_kernels(composite, monkeypatch):
         found / found.abs().max(),
         rectgrad.attribute(model, x, "lrp", target=1, **options) / found.abs().max(),
     )
+
+
+@pytest.mark.parametrize("composite", ["zplus", "gamma", "epsilon_alpha2_beta1_flat"])
+def test_a_bias_for_each_position(composite):
+    """It is not a number for each channel, as the native kernel wants it."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.positions = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(4, 6, 6))
+
+        def forward(self, x):
+            return torch.relu(self.layer(x) + self.positions).mean((2, 3))
+
+    torch.manual_seed(0)
+    model, x = Positions(), torch.rand(2, 3, 8, 8)
+    found = rectgrad.attribute(model, x, "lrp", target=1, composite=composite)
+    again = rectgrad.attribute(model.double(), x.double(), "lrp", target=1, composite=composite)
+    close(found / found.abs().max(), again / again.abs().max())
 
 
 @pytest.mark.parametrize("composite", relevance_ops.COMPOSITES)

@@ -63,8 +63,8 @@ class Pooling(Structure):
 
 class _Shares(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in "c z part scale shift bias epsilon size".split()),
-        *((name, c_float) for name in ("sign", "gamma")),
+        *((name, c_void_p) for name in "c z part scale shift offset".split()),
+        *((name, c_float) for name in "epsilon factor sign gamma biased".split()),
         *((name, c_int64) for name in ("planes", "channels", "each")),
     )
 
@@ -307,21 +307,23 @@ def avg_pool(p: Pooling, R: Tensor, out: Tensor) -> bool:
 
 
 def share(
-    units: tuple[Tensor, Tensor, Tensor],
-    numbers: tuple[Tensor, ...],
+    units: tuple[Tensor, ...],
+    epsilon: float,
+    factor: float = 1.0,
     sign: float = 1.0,
     gamma: float = 0.0,
+    biased: bool = True,
     mixed: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """How units share relevance: see rg_share. units: c, z, part, (N, C, ...); numbers: scale, shift, bias,
-    epsilon and size of each channel. mixed: the second result is what the positive weights get."""
-    library, c = load(), units[0]
+    """How units share relevance: see rg_share. units: c, z and part, (N, C, ...), and scale, shift and offset
+    of each channel. mixed: the second result is what the positive weights get."""
+    library, c, units = load(), units[0], tuple([x.contiguous() for x in units])
     assert library is not None
     out, favoured = torch.empty_like(c), torch.empty_like(c) if mixed else None
     channels = c.shape[1]
     planes = len(c) * channels
-    pointers = [x.data_ptr() for x in (*units, *numbers)]
-    given = _Shares(*pointers, sign, gamma, planes, channels, c.numel() // planes if planes else 0)
+    numbers = *(x.data_ptr() for x in units), epsilon, factor, sign, gamma, biased
+    given = _Shares(*numbers, planes, channels, c.numel() // planes if planes else 0)
     second = None if favoured is None else favoured.data_ptr()
     library.functions.rg_share(byref(given), out.data_ptr(), second, torch.get_num_threads())
     return out, favoured

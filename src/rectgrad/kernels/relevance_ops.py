@@ -155,30 +155,6 @@ Start = Callable[[tuple[int, ...]], Tensor]  # from the shape of the network's i
 _threshold_backward = torch.ops.aten.threshold_backward.default  # R where z > 0
 
 
-class Units(NamedTuple):
-    """The outputs of a layer as the native kernel takes them; numbers are for all channels, or for each."""
-
-    c: Tensor
-    z: Tensor
-    scale: Any
-    shift: Any
-    epsilon: Any
-    size: Any
-
-    def share(
-        self,
-        part: Tensor,
-        bias: Tensor,
-        factor: float = 1,
-        sign: int = 1,
-        gamma: float = 0,
-        mixed: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        given = self.scale * factor, self.shift * factor, bias, self.epsilon, self.size
-        numbers = [self.c.new_empty(self.c.shape[1]).copy_(torch.as_tensor(x).flatten()) for x in given]
-        return native.share((self.c, self.z, part.contiguous()), tuple(numbers), sign, gamma, mixed)
-
-
 @dataclass
 class Layer:
     """A layer with weights in a backward pass, one linear map with what scales and shifts before it and the
@@ -273,16 +249,17 @@ class Layer:
         return value if self.size is None else value / self.size
 
     @cached_property
-    def fused(self) -> Units | None:
-        """For the native kernel; None where it does not apply."""
-        given, probability = (self.c, self.z), self.place.top and self.composite.top
+    def channels(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Scale, shift and offset of each channel for the native kernel; None where it does not apply."""
+        probability = self.place.top and self.composite.top
         plain = self.place.convolves and self.shift is None and self.absorbed is None and not probability
-        if not plain or not _for_native(*given):
+        if not plain or not _for_native(self.c, self.z) or self.offset.numel() != self.z.shape[1]:
             return None
         shift = self.offset if self.bias is None else _through(self.place.after, self._by_channel(0))
-        scale = torch.ones_like(shift) if self.scale is None else self.scale
-        size = 1.0 if self.size is None else self.size
-        return Units(*given, scale, shift, self.epsilon, size) if shift.numel() == scale.numel() else None
+        return torch.ones_like(shift) if self.scale is None else self.scale, shift, self.offset
+
+    def _fused(self, channels: tuple[Tensor, ...], part: Tensor, **how: Any) -> tuple[Tensor, Any]:
+        return native.share((self.c, self.z, part, *channels), self.composite.epsilon, **how)
 
     def _by_channel(self, value: Any) -> Tensor:
         """A number, or one for each output channel, in a shape that broadcasts to the output."""
@@ -295,7 +272,7 @@ class Layer:
     def weight(self) -> Tensor:
         """With the scales, or their signs."""
         w, scale = self.place.weight.detach().to(self.x.dtype), self.scale
-        if scale is None or (not scales_weights(scale) and bool((scale >= 0).all())):
+        if scale is None or (not scales_weights(scale) and float(scale.min()) >= 0):
             return w
         return scaled(w, scale if scales_weights(scale) else scale.sign(), self.family, self.groups)
 
@@ -331,9 +308,9 @@ class Layer:
     def _part(self, positive: bool, factor: float, biased: bool) -> Tensor:
         """factor * R / the size of the sum of the positive or the negative summands, per unit."""
         sign, z = 1 if positive else -1, self._sum(positive)
+        if self.channels is not None:
+            return self._fused(self.channels, z, factor=factor, sign=sign, biased=biased)[0]
         bias = (self.constant * sign).clamp(min=0) if biased else self.c.new_zeros(())
-        if self.fused is not None:
-            return self.fused.share(z, bias, factor, sign)[0]
         R = self.relevance if factor == 1 else factor * self.relevance
         return self._share(R, torch.add(bias, z, alpha=sign, out=z), bias, self.epsilon)
 
@@ -352,11 +329,11 @@ class Layer:
     def _gamma_shares(self, gamma: float) -> tuple[Tensor, Any, Tensor | None]:
         """What the weights get with x >= 0 and x < 0, and what their positive parts get in addition. None: no
         unit has a negative output and R, and no x is negative."""
-        grown, bias, own = self._sum(True), self.constant, self.constant.clamp(min=0)
-        only_positive, positive = self.place.rectified, self.place.positive
-        if self.fused is not None and positive:
-            above, favoured = self.fused.share(grown, own, gamma=gamma, mixed=not only_positive)
+        only_positive, positive, grown = self.place.rectified, self.place.positive, self._sum(True)
+        if self.channels is not None and positive:
+            above, favoured = self._fused(self.channels, grown, gamma=gamma, mixed=not only_positive)
             return above, None, favoured
+        bias, own = self.constant, self.constant.clamp(min=0)
         z, grown = self._by_size(self.total), grown.add_(own)
         if not only_positive:
             own = torch.where(z > 0, own, bias.clamp(max=0))

@@ -3,8 +3,8 @@ beside it, all one linear map; and where in the network each one is."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from rectgrad.engine.facts import Graph, facts_of, walk
 from rectgrad.engine.op import Op, first
 from rectgrad.engine.recorder import linear_op
-from rectgrad.engine.torch_private import map_tensors, tensors_in
+from rectgrad.engine.torch_private import tensors_in
 from rectgrad.kernels.linear_ops import Scale
 from rectgrad.kernels.relevance_ops import Composite, Layer
 from rectgrad.ops.table import CHANGES_SHAPE
@@ -57,8 +57,9 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
 
 def _find_weight(op: Op) -> bool:
     """Whether an op is a layer: a product of its one data tensor and one weight."""
-    given = tensors_in((op.args, op.kwargs)) if op.family in WEIGHTED and op.data_count == 1 else ()
-    weights = [w for w in given if w is not _bias(op)]
+    given = (*op.args, *op.kwargs.values()) if op.family in WEIGHTED and op.data_count == 1 else ()
+    parts = chain.from_iterable(part if type(part) in (list, tuple) else (part,) for part in given)
+    weights = [w for w in parts if isinstance(w, Tensor) and w is not _bias(op)]
     if len(weights) == 1:
         facts_of(op).weight, op.facts.convolves = weights[0], op.family in CONVOLUTIONS
     return len(weights) == 1
@@ -114,14 +115,15 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
 
     def made(x: Tensor, weight: Tensor) -> Op:
         """The layer with another weight and without bias."""
-        other, none = copy.copy(op), x.new_zeros(()) if op.family == "matmul" else None
-        change = {id(facts.weight): weight} | ({} if bias is None else {id(bias): none})
-        if any(each is facts.weight for each in op.args):  # nearly always, and ten times as fast
-            other.args = tuple([change.get(id(each), each) for each in op.args])
-            other.kwargs = {name: change.get(id(each), each) for name, each in op.kwargs.items()}
-        else:  # in a list, as einsum has it
-            other.args, other.kwargs = map_tensors(lambda w: change[id(w)], (op.args, op.kwargs))
-        other.inputs, other.linear, other.back, other._local = (x,), linear_op(other, x), None, None
+        none = None if bias is None or op.family != "matmul" else x.new_zeros(())
+
+        def changed(value: Any) -> Any:
+            return weight if value is facts.weight else none if value is bias else value
+
+        args = [type(a)(map(changed, a)) if type(a) in (list, tuple) else changed(a) for a in op.args]
+        kwargs = {name: changed(each) for name, each in op.kwargs.items()}
+        other = Op(op.spec, op.family, tuple(args), kwargs, op.state)
+        other.inputs, other.linear = (x,), linear_op(other, x)
         return other
 
     def at(start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:

@@ -70,15 +70,16 @@ void rg_scale(const float *variance, const float *weight, double eps, int64_t n,
 void rg_scaled(const float *r, const float *variance, const float *factor, double eps, int64_t planes,
                int64_t channels, int64_t each, float *out, int threads);
 
-/* The relevance c * total of units, total = scale z + shift, and the sum of some of their summands, sign * part + bias.
-   Planes of `each` floats; scale, shift, bias, epsilon and size are numbers for each channel. */
+/* The relevance factor * c * total of units, total = scale z + shift, and the sum of some of their summands, sign *
+   part, plus the positive part of sign * offset if `biased`. Planes of `each` floats; scale, shift and offset are
+   numbers for each channel. Like the summands, offset, total and epsilon are meant for a scale of size 1. */
 typedef struct {
-    const float *c, *z, *part, *scale, *shift, *bias, *epsilon, *size;
-    float sign, gamma;
+    const float *c, *z, *part, *scale, *shift, *offset;
+    float epsilon, factor, sign, gamma, biased;
     int64_t planes, channels, each;
 } sharing;
 
-/* c * total / (sum + epsilon), and 0 where the sum is not positive. With a gamma, the sum is total / size + gamma *
+/* factor * c * total / (sum + epsilon), and 0 where the sum is not positive. With a gamma, the sum is total + gamma *
    sum. With `favoured`, the sum in that is the one of total's sign: `out` is what the weights get, `favoured` what
    their positive parts get in addition. */
 void rg_share(const sharing *s, float *out, float *favoured, int threads);

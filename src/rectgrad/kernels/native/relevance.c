@@ -3,7 +3,8 @@
 #include "rectgrad.h"
 #include <math.h>
 
-#define CHUNK 16384 /* floats that are one task */
+#define CHUNK 16384     /* floats that are one task */
+#define SMALLEST 1e-30f /* as in relevance_ops.py */
 
 typedef struct {
     const sharing *s;
@@ -15,14 +16,15 @@ static void share_plane(void *context, int64_t plane) {
     const sharing *s = j->s;
     const int64_t each = s->each, channel = plane % s->channels;
     const float *c = s->c + plane * each, *z = s->z + plane * each, *part = s->part + plane * each;
-    const float scale = s->scale[channel], shift = s->shift[channel], bias = s->bias[channel];
-    const float epsilon = s->epsilon[channel], inverse = 1 / s->size[channel], sign = s->sign, gamma = s->gamma;
+    const float inverse = 1 / fmaxf(fabsf(s->scale[channel]), SMALLEST), epsilon = s->epsilon * inverse;
+    const float sign = s->sign, gamma = s->gamma, bias = s->biased * fmaxf(sign * s->offset[channel] * inverse, 0);
+    const float scale = s->scale[channel], shift = s->shift[channel], factor = s->factor;
     float *out = j->out + plane * each;
     if (!j->favoured) {
         for (int64_t i = 0; i < each; i++) {
             float total = scale * z[i] + shift, sum = sign * part[i] + bias;
             sum = gamma ? total * inverse + gamma * sum : sum;
-            float share = c[i] * total / (sum + epsilon);
+            float share = factor * c[i] * total / (sum + epsilon);
             out[i] = sum > 0 ? share : 0;
         }
         return;
@@ -31,7 +33,7 @@ static void share_plane(void *context, int64_t plane) {
     for (int64_t i = 0; i < each; i++) {
         float total = scale * z[i] + shift, own = total * inverse, above = part[i] + bias;
         float sum = own + gamma * (own > 0 ? above : own - above);
-        float share = c[i] * total / (sum + copysignf(epsilon, sum));
+        float share = factor * c[i] * total / (sum + copysignf(epsilon, sum));
         share = sum == 0 ? 0 : share;
         out[i] = own > 0 ? share : share + gamma * share;
         favoured[i] = own > 0 ? gamma * share : -gamma * share;
