@@ -29,6 +29,7 @@ OPTIONS = {
     "smoothgrad": {"samples": 2},
     "integrated_gradients": {"steps": 2},
     "epsilon_lrp": {},
+    "lrp": {},
     "deeplift": {},
 }
 

@@ -207,11 +207,8 @@ class Recorder(ForwardMode):
         if not data:
             return self._constant(spec, func, args, kwargs, writes)
         op = Op(spec, spec.family or "", slots, named, self.state)
-        if len(data) == 1:  # nearly always, and a pass has hundreds of calls
-            op.input_shapes, op.sources = (data[0].shape,), (data[0]._rectgrad,)  # type: ignore[attr-defined]
-        else:
-            op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
-            op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
+        op.data_count, op.input_shapes = len(data), tuple([x.shape for x in data])
+        op.sources = tuple([x._rectgrad for x in data])  # type: ignore[attr-defined]
         self._check(op, data, writes)
         if op.family in self.decompose and not writes:
             op.inputs = tuple(data)

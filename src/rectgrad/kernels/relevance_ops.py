@@ -269,7 +269,7 @@ class Layer:
     def weight(self) -> Tensor:
         """With the scales, or their signs."""
         w, scale = self.place.weight.detach().to(self.x.dtype), self.scale
-        if scale is None or (not scales_weights(scale) and bool((scale >= 0).all())):
+        if scale is None or (not scales_weights(scale) and float(scale.min()) >= 0):
             return w
         return scaled(w, scale if scales_weights(scale) else scale.sign(), self.family, self.groups)
 

@@ -4,6 +4,7 @@ beside it, all one linear map; and where in the network each one is."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -56,8 +57,9 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
 
 def _find_weight(op: Op) -> bool:
     """Whether an op is a layer: a product of its one data tensor and one weight."""
-    given = tensors_in((op.args, op.kwargs)) if op.family in WEIGHTED and op.data_count == 1 else ()
-    weights = [w for w in given if w is not _bias(op)]
+    given = (*op.args, *op.kwargs.values()) if op.family in WEIGHTED and op.data_count == 1 else ()
+    parts = chain.from_iterable(part if type(part) in (list, tuple) else (part,) for part in given)
+    weights = [w for w in parts if isinstance(w, Tensor) and w is not _bias(op)]
     if len(weights) == 1:
         facts_of(op).weight, op.facts.convolves = weights[0], op.family in CONVOLUTIONS
     return len(weights) == 1
