@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def compiler() -> list[str] | None:
     return [found, *given[1:]] if found and shutil.which(found) else None
 
 
+def digest() -> int:
+    """Of the sources: `kernels.native` does not use a library that was built from others."""
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted((HERE / "native").glob("*.[ch]"))))
+
+
 def build() -> list[Path]:
     """Compile; the libraries that came of it. A failure is said, and is no error."""
     cc, built = compiler(), []
@@ -44,7 +50,8 @@ def build() -> list[Path]:
         out = HERE / f"_native_{level}.so"
         part = out.with_suffix(f".{os.getpid()}.part")
         sources = [str(HERE / "native" / name) for name in SOURCES]
-        command = [*cc, *FLAGS, *flags.split(), *sources, "-o", str(part), "-lpthread", "-lm"]
+        command = [*cc, *FLAGS, *flags.split(), f"-DRG_SOURCES={digest()}u", *sources]
+        command += ["-o", str(part), "-lpthread", "-lm"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(f"rectgrad: no native kernels for {level}: {done.stderr.strip()[:500]}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """Which backend runs, and that all of them give the same maps."""
 
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,6 +71,21 @@ def no_library(monkeypatch, tmp_path):
     monkeypatch.undo()
     native.load.cache_clear()
     kernels._backend.cache_clear()
+
+
+@needs_native
+def test_a_library_of_other_sources_is_not_used(tmp_path, no_library):
+    """As after an update of a clone that was not installed again: arguments may have changed."""
+    built = Path(native.__file__).parent
+    for path in built.glob("_native_*.so"):
+        shutil.copy(path, tmp_path)
+    shutil.copytree(built / "native", tmp_path / "native")
+    assert native.load() is not None
+    with (tmp_path / "native" / "linear.c").open("a") as source:
+        source.write("\n")
+    native.load.cache_clear()
+    with pytest.warns(UserWarning, match="built from other sources .* install rectgrad again"):
+        assert native.load() is None
 
 
 def test_a_missing_native_library(no_library):

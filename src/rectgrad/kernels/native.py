@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
+import zlib
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +80,7 @@ class Library(NamedTuple):
 def load() -> Library | None:
     """The library for this processor's instructions; None where there is none."""
     level = _level()
-    while level >= 0:
+    while level >= 0 and _is_current():
         path = FOLDER / f"_native_{LEVELS[level]}.so"
         if path.exists():
             return Library(LEVELS[level], _declared(ctypes.CDLL(str(path))))
@@ -89,6 +91,20 @@ def load() -> Library | None:
 def _level() -> int:
     base = FOLDER / "_native_base.so"
     return int(ctypes.CDLL(str(base)).rg_level()) if base.exists() else -1
+
+
+def _is_current() -> bool:
+    """Whether the libraries were built from the sources beside them. Others may take other arguments."""
+    sources = sorted((FOLDER / "native").glob("*.[ch]"))
+    built = getattr(ctypes.CDLL(str(FOLDER / "_native_base.so")), "rg_sources", lambda: 0)()
+    if not sources or built & 0xFFFFFFFF == zlib.crc32(b"".join(path.read_bytes() for path in sources)):
+        return True
+    warnings.warn(
+        "the native kernels were built from other sources and are not used; install rectgrad again: "
+        "pip install -e .",
+        stacklevel=2,
+    )
+    return False
 
 
 def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:

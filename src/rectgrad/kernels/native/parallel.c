@@ -56,6 +56,10 @@ void parallel(int64_t tasks, int threads, void (*work)(void *, int64_t), void *c
         own_threads(&q, threads);
 }
 
+unsigned rg_sources(void) {
+    return RG_SOURCES;
+}
+
 int rg_level(void) {
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
     __builtin_cpu_init();

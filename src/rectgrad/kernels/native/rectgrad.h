@@ -90,5 +90,6 @@ void rg_stabilised(const float *c, const float *z, float epsilon, int64_t n, flo
 /* Use the thread pool of the OpenMP runtime that is loaded already: a second one would fight it. */
 void rg_use_pool(void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned));
 
+unsigned rg_sources(void); /* the digest of the sources that it was built from */
 int rg_level(void); /* what this processor has: 2 AVX-512, 1 AVX2, 0 anything else */
 #endif
