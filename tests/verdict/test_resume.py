@@ -119,12 +119,23 @@ def test_a_killed_run_resumes(tmp_path, undisturbed, monkeypatch):
     assert computed == []
 
 
+DAMAGED = {
+    "cut short": lambda text, whole: text[:30],
+    "a number": lambda text, whole: json.dumps(whole | {"value": 3}),
+    "another number of photos": lambda text, whole: json.dumps(whole | {"value": {"insertion": [0.5] * 9}}),
+    "words": lambda text, whole: json.dumps(whole | {"value": {"insertion": ["x"] * 3}}),
+    "an error that is a number": lambda text, whole: json.dumps(whole | {"value": {"error": 3}}),
+}
+
+
 def test_a_damaged_part_is_computed_again(tmp_path, undisturbed):
     out = tmp_path / "undisturbed"
     part = next((out / "parts").rglob("removal-rectgrad*.json"))
-    part.write_text(part.read_text()[:30])
-    run(out)
-    assert without_times(out) == undisturbed
+    text = part.read_text()
+    for name, damage in DAMAGED.items():
+        part.write_text(damage(text, json.loads(text)))
+        run(out)
+        assert without_times(out) == undisturbed, name
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"pictures_seed": 1}, {"weight": 5.0}], ids=str)

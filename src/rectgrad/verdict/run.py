@@ -17,6 +17,7 @@ from rectgrad.experiments.parts import Parts
 from rectgrad.kernels.device import has_graphs
 from rectgrad.photos import cluster, files
 from rectgrad.verdict.case import Case, Chunk, part_name
+from rectgrad.verdict.measures import MEASURES
 from rectgrad.verdict.rows import Row
 from rectgrad.verdict.units import Values
 from rectgrad.verdict.work import Worker
@@ -95,11 +96,25 @@ def _existing(wanted: Wanted, parts: Parts | Memory) -> tuple[Computed, Wanted]:
     for chunk, units in wanted.items():
         for unit, row in units:
             known = parts.known(part_name(unit, row, chunk))
-            if known is None or "error" in known:
+            if not _is_whole(known, chunk):
                 missing.setdefault(chunk, []).append((unit, row))
             else:
                 done.setdefault((unit, row.name), {})[chunk.start] = known
     return done, missing
+
+
+def _is_whole(known: Any, chunk: Chunk) -> bool:
+    """Whether a part has the form of a finished unit: a number, or nothing, for each photo and measure. What
+    failed is tried again."""
+    if not isinstance(known, dict) or "error" in known:
+        return False
+    columns = [known[name] for name in known.keys() & MEASURES.keys()]
+    return all(
+        isinstance(each, list)
+        and len(each) == chunk.stop - chunk.start
+        and all(value is None or isinstance(value, (int, float)) for value in each)
+        for each in columns
+    )
 
 
 def _here(case: Case, worker: Worker, missing: Wanted) -> Done:
