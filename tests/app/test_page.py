@@ -66,14 +66,14 @@ def test_a_walk_through(page, tmp_path, monkeypatch):
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     explorer.ready(page)
-    assert page.inner_text("#question") == "Why tiger cat?"
+    assert page.inner_text("#question") == "Evidence for tiger cat"
     explorer.changed(page, lambda: explorer.set_q(page, 90))
     assert page.inner_text(".panel[data-method=rectgrad] .settings") == "q=90"
 
     explorer.changed(page, lambda: explorer.choose(page, "#target", "Egyptian cat"))
-    assert page.inner_text("#question") == "Why Egyptian cat?"
+    assert page.inner_text("#question") == "Evidence for Egyptian cat"
     explorer.changed(page, lambda: explorer.choose(page, "#versus", "tabby"))
-    assert page.inner_text("#question") == "Why Egyptian cat rather than tabby?"
+    assert page.inner_text("#question") == "Evidence for Egyptian cat rather than tabby"
 
     check(page, "saliency", "gradient_x_input")
     explorer.ready(page, 3)
@@ -151,7 +151,7 @@ def test_invalid_photos_produce_an_error_message_and_the_page_keeps_working(page
             "text => document.querySelector('#message').innerText.includes(text)", arg=sentence
         )
     page.set_input_files("#file", files.sample_photos()[1].path)
-    page.wait_for_function("document.querySelector('#question').innerText === 'Why espresso?'")
+    page.wait_for_function("document.querySelector('#question').innerText === 'Evidence for espresso'")
     assert page.is_hidden("#message")
 
 
@@ -216,7 +216,7 @@ def test_the_list_of_classes_is_searched_by_typing(page):
 def test_a_guess_of_the_network_is_one_click_away(page):
     explorer.ready(page)
     explorer.changed(page, lambda: page.click("#guesses li:nth-child(2) button"))
-    assert page.inner_text("#question") == "Why Egyptian cat?"
+    assert page.inner_text("#question") == "Evidence for Egyptian cat"
     assert page.input_value("#target") == "Egyptian cat"
     assert page.get_attribute("#guesses li:nth-child(2) button", "aria-pressed") == "true"
 
@@ -244,7 +244,7 @@ def test_a_link_restores_the_view(page, opened, url):
 
     other = explorer.page_of(opened, url, link=link.removeprefix(url + "/"))
     explorer.ready(other, 2)
-    assert other.inner_text("#question") == "Why Egyptian cat?"
+    assert other.inner_text("#question") == "Evidence for Egyptian cat"
     assert other.input_value("#q") == "87.5"
     for name, before in zip(("rectgrad", "saliency"), shown, strict=True):
         now = explorer.pixels(other, f".panel[data-method={name}] canvas.map")
@@ -254,18 +254,18 @@ def test_a_link_restores_the_view(page, opened, url):
     assert other.inner_text("#zoom") == "200 %"
     assert "espresso" in other.title()
     other.goto(f"{url}/#photo=sample:coffee&methods=nonsense&target=99999&zoom=x&RectGrad.q=%22&evil.x=1")
-    other.wait_for_function("document.querySelector('#question').innerText === 'Why espresso?'")
+    other.wait_for_function("document.querySelector('#question').innerText === 'Evidence for espresso'")
     other.context.close()
 
 
 def test_a_link_to_an_upload_asks_for_the_photo_and_keeps_the_settings(page, opened, url):
     explorer.ready(page)
     page.set_input_files("#file", files.sample_photos()[1].path)
-    page.wait_for_function("document.querySelector('#question').innerText === 'Why espresso?'")
+    page.wait_for_function("document.querySelector('#question').innerText === 'Evidence for espresso'")
     explorer.ready(page)
     explorer.changed(page, lambda: explorer.set_q(page, 80))
     page.reload()  # the same session: the photo is still there
-    page.wait_for_function("document.querySelector('#question').innerText === 'Why espresso?'")
+    page.wait_for_function("document.querySelector('#question').innerText === 'Evidence for espresso'")
     assert page.input_value("#q") == "80"
     other = explorer.page_of(opened, url, link=page.url.removeprefix(url + "/"))
     other.wait_for_selector("#message:not([hidden])")

@@ -222,7 +222,7 @@ def test_the_keyboard_is_enough(url, opened):
 
     page.focus("#samples")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("document.querySelector('#question').innerText === 'Why espresso?'")
+    page.wait_for_function("document.querySelector('#question').innerText === 'Evidence for espresso'")
     explorer.ready(page)
     page.focus("#q")
     explorer.changed(page, lambda: page.keyboard.press("ArrowLeft"))

@@ -182,7 +182,7 @@ function changed() {
   const label = names.get(target);
   const versus = state.versus === null || state.versus === target ? null : names.get(state.versus);
   const question = versus ? `${label} rather than ${versus}` : label;
-  $("#question").textContent = `Why ${question}?`;
+  $("#question").textContent = `Evidence for ${question}`;
   document.title = `${label}: ${opened.name} – rectgrad`;
   showTarget({ index: target, label });
   showVersus(state.versus === null ? ANY : { index: state.versus, label: names.get(state.versus) });
