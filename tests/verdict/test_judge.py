@@ -200,6 +200,33 @@ def test_a_method_that_refuses_is_said_and_the_rest_judged():
     assert "refusing" not in found.ranks["order"]
 
 
+@dataclass(frozen=True)
+class Moody(Method):
+    """Fails for batches with a picture whose first value is 7, and for single pictures."""
+
+    one_backward = False
+
+    def raw(self, request):
+        if len(request.inputs[0]) == 1 or (request.inputs[0][:, 0, 0, 0] == 7).any():
+            raise RuntimeError(f"odd batch of {len(request.inputs[0])}")
+        return tuple(x.detach() for x in request.inputs)
+
+
+def test_a_method_that_fails_for_some_photos_is_judged_on_the_others():
+    """Its map of a single photo is not drawn."""
+    network = PatchNet().eval()
+    x = pictures(network, 7, 0)
+    x[4:, 0, 0, 0] = 7
+    methods = {"moody": Moody(), "truth": Shown(network.regions), "saliency": rectgrad.Saliency()}
+    preset = replace(SMALL, evaluated=7, repeated=7, costly=7, costly_repeated=7)
+    found = rectgrad.judge(network, x, methods, measures="gini,deletion", preset=preset)
+    assert found.table["gini"]["moody"]["n"] == 4 < found.table["gini"]["truth"]["n"]
+    said = [each["why"] for each in found.failures if each["what"] == "moody"]
+    assert len(said) == 1
+    assert said[0].startswith("RuntimeError: odd batch of")
+    assert [set(each["maps"]) for each in found.pictures] == [{"truth", "saliency"}] * 3
+
+
 def test_inputs_without_positions():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
@@ -335,6 +362,7 @@ def test_saved_files_and_representation(verdict, tmp_path):
         ({"methods": {"edges": rectgrad.Saliency()}}, "'edges' is the name of a control"),
         ({"methods": "deeplift_shap"}, "methods=deeplift_shap: needs further options"),
         ({"methods": "magic"}, "unknown method 'magic'"),
+        ({"methods": {}}, "no methods to judge"),
         ({"masks": torch.ones(3, 5, 5)}, "masks of shape (3, 5, 5)"),
     ],
 )

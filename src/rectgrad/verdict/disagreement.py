@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Sequence
 from itertools import combinations
@@ -58,7 +59,10 @@ def drawn(
     for each in record["disagreements"]:
         i = each["photo"]
         crop = shown.crops[i]
-        pictures = {row.name: _picture(case, worker, row, i, parts) for row in methods}
+        pictures = {}
+        for row in methods:
+            with contextlib.suppress(Exception):  # the method failed for this photo, which is said elsewhere
+                pictures[row.name] = _picture(case, worker, row, i, parts)
         photo = _encoded(crop) if crop is not None else None
         found.append({**each, "picture": photo, "maps": pictures})
     return found

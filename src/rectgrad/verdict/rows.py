@@ -55,6 +55,8 @@ def rows_of(methods: str | Sequence[str] | Mapping[str, Method], preset: Preset,
     """The rows of a verdict, methods first. `random` is always among the controls."""
     known = {"random": RandomMap(seed), **{kind: Control(kind) for kind in _CONTROLS}}
     rows = [Row(name, method) for name, method in _methods(methods, preset).items()]
+    if not rows:
+        raise ValueError("no methods to judge; pass names, or a mapping from names to methods")
     for taken in {row.name for row in rows} & set(known):
         raise ValueError(f"methods: {taken!r} is the name of a control, which is always judged; rename it")
     return rows + [Row(name, each, control=True) for name, each in known.items()]

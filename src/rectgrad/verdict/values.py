@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,13 +61,11 @@ def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[s
         found.append({"kind": "network", "what": "the network", "why": why})
     for row in rows:
         own = {unit: chunks for (unit, name), chunks in computed.items() if name == row.name}
-        errors = {
-            values["error"]: unit
-            for unit, chunks in own.items()
-            for values in chunks.values()
-            if "error" in values
-        }
-        found += [{"kind": "method", "what": row.name, "why": why} for why in errors]
+        errors = [
+            values["error"] for chunks in own.values() for values in chunks.values() if "error" in values
+        ]
+        different = {re.sub(r"\d+", "", why): why for why in reversed(errors)}  # not in shapes alone
+        found += [{"kind": "method", "what": row.name, "why": why} for why in reversed(different.values())]
         zero = sum(values.get("zero", 0) for values in own.get("maps", {}).values())
         if zero:
             why = f"the maps of {zero} photo{'s are' if zero > 1 else ' is'} zero, and left out"
