@@ -23,6 +23,7 @@ from rectgrad.engine.recorder import Recorder
 from rectgrad.engine.request import Request, mixes_samples
 from rectgrad.engine.target import Picked, Target, changed
 from rectgrad.engine.torch_private import (
+    COMPILER,
     active_function_modes,
     inner_model,
     map_tensors,
@@ -440,7 +441,7 @@ def preserved(request: Request, work: Callable[[], T]) -> T:
                 traceback.clear_frames(error.__traceback__)
                 if not isinstance(error, KeyboardInterrupt):
                     raise KeyboardInterrupt from error
-            elif checks.is_of_compiler(error):
+            elif type(error).__module__.startswith(COMPILER):
                 hides = "contains a part compiled by torch.compile, whose inside cannot be seen"
                 raise UnsupportedModelError(f"the model {hides}; use the original Python code") from error
             elif sentence := _lacks_samples(request, error):

@@ -88,11 +88,6 @@ def unsupported_module(module: nn.Module, has_rules: bool) -> str | None:
     return strange(type(module), has_rules)
 
 
-def is_of_compiler(error: BaseException) -> bool:
-    """Whether torch.compile failed on a part of the model, as it does under a mode that sees every call."""
-    return type(error).__module__.startswith("torch._dynamo")
-
-
 def are_probabilities(outputs: object) -> bool:
     """Whether a model's outputs are probabilities of two classes or more, as softmax makes them."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):

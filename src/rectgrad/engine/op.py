@@ -56,15 +56,13 @@ class Rule:
 Rules = Mapping[str, Rule]
 
 
-def as_rule(rule: Any) -> Rule:
-    """A plain function (op, R) as a rule that may read everything."""
-    if isinstance(rule, Rule):
-        return rule
-    return Rule(rule, getattr(rule, "__name__", None) or type(rule).__name__)
-
-
 def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
-    return {family: as_rule(rule) for family, rule in rules.items() if family != without}
+    """Plain functions (op, R) are rules that may read everything."""
+    return {
+        family: rule if isinstance(rule, Rule) else Rule(rule, getattr(rule, "__name__", type(rule).__name__))
+        for family, rule in rules.items()
+        if family != without
+    }
 
 
 class State:

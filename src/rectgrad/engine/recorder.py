@@ -35,7 +35,6 @@ from rectgrad.ops.composite import composite, decompositions
 
 _INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
-_WRITABLE = ("masked_fill", "dropout")  # of no family, and linked in place too
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
 
 
@@ -318,7 +317,7 @@ class Recorder(ForwardMode):
             raise Unlinked(name)
         if name not in ops.SIMPLE or not op.spec.own or "out" in op.kwargs:
             self._find_family(op)
-            hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name not in _WRITABLE))
+            hides = not op.spec.family and (name in ops.UNLINKABLE or (writes and name != "masked_fill"))
             trains = updates_statistics(op.spec, op.args, op.kwargs)
             if not op.spec.own or hides or trains or op.kwargs.get("out") is not None:
                 raise Unlinked(name)

@@ -64,6 +64,7 @@ without_torch_function: Callable[[], Any] = _choose(
     lambda off: _inside(TorchFunctionMode(), lambda: _inside(off(), lambda: torch.zeros(1))) is not None,
     "_C.DisableTorchFunction",
 )
+COMPILER = "torch._dynamo"  # the package of the errors of torch.compile
 _DEVICES = ("cpu", "cuda", "mps")  # not all of them in every version: torch 2.4 has no autocast for mps
 autocast_active: Callable[[], bool] = _choose(
     "ask whether autocast is on",
