@@ -166,6 +166,16 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("missing", ["nowhere.png", "nothing-*.png", "none/"])
+def test_a_missing_photo_among_others_is_listed_at_the_end(run, tmp_path, monkeypatch, missing):
+    monkeypatch.chdir(tmp_path)
+    photo(tmp_path / "a.png")
+    status, _, err = run("explain", missing, "a.png", "--model", TINY, "--q", "60")
+    assert status == 1
+    assert err.splitlines()[-1] == f"rectgrad: {missing.rstrip('/')}: no such file"
+    assert Path("explained/a.png").exists()
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="needs signals")
 def test_an_interrupted_run_says_how_to_resume(tmp_path):
     folder = tmp_path / "photos"

@@ -46,7 +46,7 @@ def fields(names: Names) -> dict[str, Any]:
 def check_count(model: str, names: Names, count: int) -> None:
     """Raises an error if the number of class names differs from the number of classes."""
     if names and len(names) != count:
-        raise ValueError(f"{model} has {count} classes, but there are {len(names)} class names")
+        raise ValueError(f"{model} has {count} classes, but the number of class names is {len(names)}")
 
 
 def find(names: Names, query: str | SupportsIndex) -> int:

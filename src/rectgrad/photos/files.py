@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -36,21 +36,33 @@ class Source(NamedTuple):
 
 
 def sources(
-    arguments: Iterable[str], exclude: Path | None = None, reserved: Collection[str] = ()
+    arguments: Sequence[str], exclude: Path | None = None, reserved: Collection[str] = ()
 ) -> list[Source]:
     """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
+    What is not there is an error if it is the only argument; among others it is reported when it is read.
 
     Photos in the folder `exclude` are skipped, because it contains results. `reserved`: names that results
     must not use.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
     results = None if exclude is None else Path(os.path.realpath(exclude))
+    several = len(arguments) > 1
     for argument in arguments:
-        for path, relative in _expand(argument):
+        for path, relative in _found(argument) if several else _expand(argument):
             if results not in Path(os.path.realpath(path)).parents:  # of a loop of links too
                 photos.setdefault(os.path.abspath(path), (path, relative))
     named = unique_names(list(photos.values()), reserved)
     return [Source(path, name) for (path, _), name in zip(photos.values(), named, strict=True)]
+
+
+def _found(argument: str) -> list[tuple[Path, Path]]:
+    """The photos of an argument, or the argument itself if there are none."""
+    try:
+        return list(_expand(argument))
+    except ValueError:
+        if not argument:
+            raise
+        return [(Path(argument), Path(Path(argument).name))]
 
 
 def _expand(argument: str) -> Iterator[tuple[Path, Path]]:
