@@ -199,7 +199,7 @@ def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
         rectgrad.explain(PICTURE, NET, target="blue")
     with says(ValueError, "class 'cat' is unknown: this model has no class names, so use an index"):
         rectgrad.explain(X, NET.module, target="cat")
-    with says(ValueError, "tiny has 4 classes, but there are 3 class names"):
+    with says(ValueError, "tiny has 4 classes, but the number of class names is 3"):
         rectgrad.explain(PICTURE, NET, labels=["a", "b", "c"])
     with says(ValueError, "batch_size must be an integer of at least 1, not 0"):
         rectgrad.explain(PICTURE, NET, batch_size=0)

@@ -72,7 +72,7 @@ ERRORS = {
     "empty name": (["explain", ""], "empty"),
     "too few names": (
         ["explain", "--model", TINY, "--labels", "taken", "photo.png"],
-        "4 classes, but there are 1 class names",
+        "4 classes, but the number of class names is 1",
     ),
     "bad maps": (["explain", "--maps", "csv"], "npy or npz"),
     "bad batch size": (["explain", "--batch-size", "0"], "batch-size"),
