@@ -118,12 +118,11 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
         none = None if bias is None or op.family != "matmul" else x.new_zeros(())
 
         def changed(value: Any) -> Any:
-            if type(value) in (list, tuple):  # einsum takes a list
-                return type(value)([changed(each) for each in value])
             return weight if value is facts.weight else none if value is bias else value
 
+        args = [type(a)(map(changed, a)) if type(a) in (list, tuple) else changed(a) for a in op.args]
         kwargs = {name: changed(each) for name, each in op.kwargs.items()}
-        other = Op(op.spec, op.family, changed(op.args), kwargs, op.state)
+        other = Op(op.spec, op.family, tuple(args), kwargs, op.state)
         other.inputs, other.linear = (x,), linear_op(other, x)
         return other
 
