@@ -57,7 +57,11 @@ def test_a_bad_target_in_chunks_and_on_a_record(target: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "error", "words"),
     [
-        ("rectgradd", ValueError, "unknown method 'rectgradd'; methods are rectgrad, .*random"),
+        (
+            "rectgradd",
+            ValueError,
+            "unknown method 'rectgradd'; did you mean 'rectgrad'. methods are rectgrad, .*random",
+        ),
         ("RectGrad", ValueError, "unknown method 'RectGrad'"),
         (None, TypeError, "name or an instance.*not None"),
         (rectgrad.RectGrad, TypeError, "instance"),
