@@ -29,6 +29,7 @@ from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches, prefetch
 
 Json = dict[str, Any]
+_WRITERS = 4  # threads that draw and write results: half of the time they wait for the disk
 _SHOWN: dict[Any, int] = {}  # the model's warnings printed so far, like a module's __warningregistry__
 Done = Callable[[Source, Any], None]  # called with the record of a photo, or the error of an unreadable file
 
@@ -108,7 +109,7 @@ def _run(plan: Plan, network: Network, sources: Iterable[Source], done: Done) ->
 
     looked = prefetch(look, sources, depth=2 * plan.batch_size)
     answers = _answers(plan, network, _to_compute(looked, done))
-    for (source, *_), future in prefetch(write, answers, depth=2 * plan.batch_size, prompt=True):
+    for (source, *_), future in prefetch(write, answers, _WRITERS, 2 * plan.batch_size, prompt=True):
         done(source, future.result())
         computed += 1
     return computed

@@ -48,7 +48,7 @@ class Index:
         self.write()
 
     def write(self) -> None:
-        """Writes both files. `add` waits 20 times as long as this took before it writes them again."""
+        """Writes both files. `add` waits 100 times as long as this took before it writes them again."""
         if not self.records:
             return
         started = time.monotonic()
@@ -58,7 +58,7 @@ class Index:
         left = max(self.total - self.processed, 0)
         files.save_text(page(records, self.command, left), self.out / "index.html")
         ended = time.monotonic()
-        self._next = ended + 20 * (ended - started)
+        self._next = ended + 100 * (ended - started)
 
 
 def _stored(out: Path) -> dict[str, Json]:
