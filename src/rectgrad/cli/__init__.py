@@ -128,6 +128,10 @@ def _ended_by_second_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class CommandExit(SystemExit):
+    """Ends a command with a status. Any other SystemExit comes from the code of a model."""
+
+
 @_ended_by_second_interrupt()
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -136,6 +140,8 @@ def main() -> None:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         _interrupted()
+    except CommandExit:
+        raise
     except SystemExit as error:  # no results may be missing behind a status of 0
         _fail(f"the code of the model called sys.exit({error.code!r})")
     except BrokenPipeError:

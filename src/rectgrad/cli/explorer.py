@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rectgrad.cli import CommandExit
 from rectgrad.cli import options as shared
 
 app_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -63,7 +63,7 @@ def app(
     opened = server.listen(host, port)
     with opened:
         network = shared.network(model, weights, labels, device, None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs the cleanup below
+        signal.signal(signal.SIGTERM, _terminate)  # runs the cleanup below
         temporary = server.TemporaryFolder()
         ended = True
         try:
@@ -88,3 +88,7 @@ def app(
             temporary.close()
             if not ended:  # a computation that cannot be stopped must not keep the process alive
                 os._exit(0)
+
+
+def _terminate(*_: object) -> None:
+    raise CommandExit(0)
