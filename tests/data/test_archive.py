@@ -60,6 +60,13 @@ def test_a_bomb_is_not_unpacked(kind, tmp_path, monkeypatch):
             read(tmp_path / "x")
 
 
+def test_an_archive_that_is_compressed_twice_is_refused(tmp_path):
+    """Else the second decompression would have no limit."""
+    (tmp_path / "x").write_bytes(gzip.compress(bz2.compress(tar({"a": b"one"}))))
+    with pytest.raises(DataUnavailableError, match="is damaged or truncated"):
+        read(tmp_path / "x")
+
+
 @pytest.mark.parametrize(
     "labels",
     [b"{", b"[" * 100_000, b"\xff", b"[[1], [2, 3]]", b"{}", b"[1e400]", b'["x"]', b"[1%s]" % (b"0" * 30)],

@@ -128,8 +128,8 @@ def _ended_by_second_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Ended(SystemExit):
-    """A command ends itself. Any other SystemExit comes from the code of a model."""
+class CommandExit(SystemExit):
+    """Ends a command with a status. Any other SystemExit comes from the code of a model."""
 
 
 @_ended_by_second_interrupt()
@@ -140,7 +140,7 @@ def main() -> None:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         _interrupted()
-    except Ended:
+    except CommandExit:
         raise
     except SystemExit as error:  # no results may be missing behind a status of 0
         _fail(f"the code of the model called sys.exit({error.code!r})")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rectgrad.bench import NETWORKS, Plan, run
-from rectgrad.cli import Ended, bench_tables
+from rectgrad.cli import CommandExit, bench_tables
 from rectgrad.cli import options as shared
 from rectgrad.cli.progress import progress
 
@@ -94,7 +94,7 @@ def bench(
     except KeyboardInterrupt:
         saved = f"; finished results are in {file}" if file and file.exists() else ""
         print(f"rectgrad: interrupted{saved}", file=sys.stderr)
-        raise Ended(130) from None
+        raise CommandExit(130) from None
     if not shown:
         print(json.dumps(result, ensure_ascii=False))
     elif file:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rectgrad.cli import Ended
+from rectgrad.cli import CommandExit
 from rectgrad.cli import options as shared
 
 app_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -63,7 +63,7 @@ def app(
     opened = server.listen(host, port)
     with opened:
         network = shared.network(model, weights, labels, device, None)
-        signal.signal(signal.SIGTERM, _end)  # runs the cleanup below
+        signal.signal(signal.SIGTERM, _terminate)  # runs the cleanup below
         temporary = server.TemporaryFolder()
         ended = True
         try:
@@ -90,5 +90,5 @@ def app(
                 os._exit(0)
 
 
-def _end(*signalled: object) -> None:
-    raise Ended(0)
+def _terminate(*_: object) -> None:
+    raise CommandExit(0)

@@ -27,7 +27,11 @@ def members(path: Path, wanted: Callable[[str], bool], largest: int) -> Iterator
     if not path.is_file():
         raise DataUnavailableError(f"no such file: {str(path)!r}")
     try:
-        with open(path, "rb") as file, _uncompressed(file) as plain, tarfile.open(fileobj=plain) as opened:
+        with (
+            open(path, "rb") as file,
+            _uncompressed(file) as plain,
+            tarfile.open(fileobj=plain, mode="r:") as opened,
+        ):
             for member in opened:
                 name = Path(member.name).name
                 chosen = member.isfile() and member.size <= largest and wanted(name)

@@ -104,13 +104,8 @@ def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: S
         for row in rows
         if compared[row]
     }
-    found_agreement = agreement({name: table[name] for name in measures})
-    return {
-        "order": order,
-        "by_measure": by_measure,
-        "shares": shares,
-        "agreement": found_agreement,
-    }
+    agreeing = agreement({name: table[name] for name in measures})
+    return {"order": order, "by_measure": by_measure, "shares": shares, "agreement": agreeing}
 
 
 def places(shares: Mapping[str, Mapping[str, float]]) -> dict[str, int]:

@@ -64,8 +64,10 @@ def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[s
         errors = [
             values["error"] for chunks in own.values() for values in chunks.values() if "error" in values
         ]
-        different = {re.sub(r"\d+", "", why): why for why in reversed(errors)}  # not in shapes alone
-        found += [{"kind": "method", "what": row.name, "why": why} for why in reversed(different.values())]
+        different: dict[str, str] = {}
+        for why in errors:
+            different.setdefault(re.sub(r"\d+", "", why), why)  # once, if only shapes differ
+        found += [{"kind": "method", "what": row.name, "why": why} for why in different.values()]
         zero = sum(values.get("zero", 0) for values in own.get("maps", {}).values())
         if zero:
             why = f"the maps of {zero} photo{'s are' if zero > 1 else ' is'} zero, and left out"
