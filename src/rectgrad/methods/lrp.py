@@ -121,7 +121,7 @@ class ExcitationBackprop(Method):
 
     def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
         """The relevance of a probability of 1 at the score, whatever its value and its sign."""
-        maps, score = super().result(request, passed, scores), safe(wide(scores)).unsqueeze(1)
+        maps, score = super().result(request, passed, scores), safe(wide(scores.detach())).unsqueeze(1)
         return tuple((per_sample(R) / score).to(R).reshape(R.shape) for R in maps)
 
     def raw(self, request: Request) -> Maps:
