@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import rectgrad
 from complete_networks import Apply, mlp, prepare
+from rectgrad.engine.backward import remember_bridged
 from reference import reference_attribute
 
 COMPOSITES = {
@@ -155,6 +156,14 @@ def test_excitation_agrees_with_the_formulas(build, contrastive):
     maps = rectgrad.attribute(model, x, "excitation_backprop", **options)
     expected = reference_attribute(model, x, "excitation_backprop", **options)
     assert_near(maps, expected)
+
+
+def test_the_map_of_a_bridged_model_has_no_graph():
+    """The bridge's scores have one, and the map is divided by them."""
+    torch.manual_seed(0)
+    model, x = dense()
+    remember_bridged(model)
+    assert not rectgrad.attribute(model.eval(), x, "excitation_backprop", 1).requires_grad
 
 
 @EVERY_COMPOSITE

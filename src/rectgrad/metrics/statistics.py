@@ -34,8 +34,8 @@ def bootstrap(values: ArrayLike, level: float = 0.95, draws: int = 10_000, seed:
 
     Plain percentile intervals of few photos are too narrow, because the spread of n values is estimated with
     n - 1 degrees of freedom. The tails are therefore Phi(-t sqrt(n / (n - 1))), with t the quantile of
-    Student's distribution, instead of (1 - level) / 2. Below 6 photos the interval is the range of
-    the values, and covers the truth less often than `level`.
+    Student's distribution, instead of (1 - level) / 2. Below 6 photos no interval within the range of the
+    values covers the truth as often as 95 %.
     """
     given, valid = _columns(values)
     random, means = np.random.default_rng(seed), []
