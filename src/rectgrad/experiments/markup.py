@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from html import escape
 from pathlib import Path
 
+from PIL import Image
+
 from rectgrad.experiments.findings import VERDICTS, Finding, Table
 
+QUALITY = 50  # of embedded pictures
 CLASS_OF = {True: "yes", False: "no", None: "open"}
 
 STYLE = """
@@ -69,7 +73,7 @@ def figure(path: Path, caption: str) -> str:
     """An embedded figure."""
     vector, data = path.suffix == ".svg", path.read_bytes()
     kind = "svg+xml" if vector else path.suffix[1:]
-    encoded = base64.b64encode(_shorter(data) if vector else data).decode()
+    encoded = base64.b64encode(_shorter(data) if vector else _smaller(data)).decode()
     source, text = f"data:image/{kind};base64,{encoded}", escape(caption)
     return f'<figure><img loading="lazy" src="{source}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
@@ -77,6 +81,14 @@ def figure(path: Path, caption: str) -> str:
 def _shorter(svg: bytes) -> bytes:
     """The drawing with two decimals and without line breaks in paths, two thirds of its size."""
     return re.sub(rb"\s*\n\s*", b" ", re.sub(rb"(\.\d\d)\d+", rb"\1", svg))
+
+
+def _smaller(picture: bytes) -> bytes:
+    """The picture in a quality that suffices on a page, half of its size; the file itself keeps its own."""
+    small = io.BytesIO()
+    with Image.open(io.BytesIO(picture)) as opened:
+        opened.convert("RGB").save(small, format="WEBP", quality=QUALITY, method=6)
+    return min(picture, small.getvalue(), key=len)
 
 
 def folded(title: str, content: str) -> str:
