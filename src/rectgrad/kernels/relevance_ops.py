@@ -212,7 +212,7 @@ class Layer:
     @cached_property
     def total(self) -> Tensor:
         """The output of the whole; what was kept of the steps after may be gone."""
-        if self.scale is None or self.bias is not None or self.shift is not None or self.family == "matmul":
+        if self.scale is None or self.bias is not None or self.shift is not None:
             return wide(_through(self.place.after, self.z))
         # A batch norm's kernel takes several times as long.
         return torch.addcmul(self.offset, wide(self.z), self._by_channel(self.scale))
@@ -220,7 +220,7 @@ class Layer:
     @cached_property
     def offset(self) -> Tensor:
         """What the whole makes of 0, in a shape that broadcasts."""
-        if self.shift is not None or self.family == "matmul":
+        if self.shift is not None or (self.family == "matmul" and self.bias is not None):
             own = _first(self.itself.call(torch.zeros_like(self.y) if self.shift is None else self.shift))
         else:
             own = self._by_channel(0 if self.bias is None else self.bias.detach().to(self.y))
