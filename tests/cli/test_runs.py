@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,70 @@ def test_a_folder_is_explained_by_a_capture_where_it_pays(run, tmp_path, monkeyp
         a, b = (json.loads(Path(out, f"{i}.json").read_text()) for out in ("ordinary", "captured"))
         assert a["specificity"] == b["specificity"]
         assert a["top5"] == b["top5"]
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_pairs_of_batches_give_the_results_of_one_after_the_other(run, tmp_path, monkeypatch):
+    inside, most, alone = set(), [], threading.Lock()
+    explain = Explain.explain
+
+    def explained(self, network, batch):
+        with alone:
+            inside.add(threading.get_ident())
+            most.append((len(inside), torch.get_num_threads()))
+        time.sleep(0.05)
+        found = explain(self, network, batch)
+        with alone:
+            inside.remove(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(Explain, "explain", explained)
+    for i in range(9):
+        photo(tmp_path / "photos" / f"{i}.png", seed=i)
+    common = ("explain", "photos", "--model", "cifar10_cnn", "--batch-size", "2", "--maps", "npy")
+    status, _, _ = run(*common, "--out", "pairs")
+    assert (status, torch.get_num_threads(), max(most)) == (0, 2, (2, 1))
+    most.clear()
+    monkeypatch.setattr("rectgrad.cli.explain.MODELS", {})  # as for a model of the user's
+    run(*common, "--out", "single")
+    assert max(most) == (1, 2)
+    for i in range(9):
+        a, b = (np.load(f"{out}/{i}.npy") for out in ("pairs", "single"))
+        assert np.allclose(a, b, atol=1e-5 * np.abs(b).max())
+        a, b = (json.loads(Path(out, f"{i}.json").read_text()) for out in ("pairs", "single"))
+        assert a["specificity"] == pytest.approx(b["specificity"], abs=0.02)
+        assert (a["target"]["index"], a["photo"]) == (b["target"]["index"], b["photo"])
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("no map")])
+def test_an_error_in_a_pair_of_batches_ends_the_run(tmp_path, monkeypatch, error):
+    seen = []
+
+    def explained(self, network, batch):
+        seen.append(len(batch))
+        if len(seen) == 2:
+            raise error
+        return explain(self, network, batch)
+
+    explain = Explain.explain
+    monkeypatch.setattr(Explain, "explain", explained)
+    sources = files.sources([photo(tmp_path / f"{i}.png", seed=i) for i in range(40)])
+    plan = Plan(
+        load("cifar10_cnn"), Explain(rectgrad.RectGrad()), tmp_path / "r", batch_size=2, in_pairs=True
+    )
+    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+        run_plan(plan, sources, lambda *_: None)
+    assert len(seen) < 8
+    assert torch.get_num_threads() == 2
 
 
 def test_what_is_done_is_not_done_again_unless_the_settings_change(run, tmp_path):

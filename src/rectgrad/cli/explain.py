@@ -25,6 +25,7 @@ from rectgrad.explanation.result import PICTURES
 from rectgrad.explanation.trust import LOW
 from rectgrad.methods import Method
 from rectgrad.methods.catalog import name_of, plain_value
+from rectgrad.models import MODELS
 from rectgrad.photos import names
 
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -104,7 +105,9 @@ def explain_command(
     network = shared.network(model, weights, labels, device, target)
     work = Explain(configured, network.target, dark, specificity, only, smooth)
     made_from = shared.code_of(model)
-    plan = Plan(network.model, work, out, maps, batch_size, network.device, made_from, again)
+    # A model of the user's may keep something between its layers that another call would overwrite.
+    in_pairs = network.model.name in MODELS and configured.one_backward and network.device == "cpu"
+    plan = Plan(network.model, work, out, maps, batch_size, network.device, made_from, again, in_pairs)
     shared.prepare_output(out)
     execute: Callable[..., int] = run
     if engine == "ray":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ def prefetch(
     workers: int = 2,
     depth: int = 16,
     prompt: bool = False,
-) -> Iterator[tuple[Item, Future[Result]]]:
+) -> Generator[tuple[Item, Future[Result]], None, None]:
     """Yields (item, finished future) in order. At most `depth` results are held at a time.
 
     By default, `depth` items are started before the first is yielded. With `prompt`, each is yielded as soon
