@@ -33,43 +33,43 @@ OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
 
 
 class Plan:
-    """What a method tells the engine: the base of methods.Method, and by itself the plain gradient."""
+    """What the engine asks of a method. The base class of methods.Method; by itself, the plain gradient."""
 
     rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
-    thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
+    thresholds: ClassVar[bool] = False  # warn if a layer passes nothing
     decompose: ClassVar[tuple[str, ...]] = ()  # op families that are recorded by their elementary steps
-    facts: ClassVar[tuple[Finder, ...]] = ()  # what its rules ask about an op's surroundings
-    per_sample: ClassVar[bool] = False  # a rule looks at all units of one sample together
-    everything: ClassVar[bool] = False  # its pass keeps every op, with the names of layers
-    class_layers: Sequence[Op] = ()  # that its gate was found at
+    facts: ClassVar[tuple[Finder, ...]] = ()  # that its rules read
+    per_sample: ClassVar[bool] = False  # a rule compares the units of one sample
+    everything: ClassVar[bool] = False  # record every op, with the names of layers
+    class_layers: Sequence[Op] = ()  # at which its gate was computed
 
     def rules(self) -> Rules:
         return {}
 
     def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
-        """The plan with what it must know about a pass before it goes back."""
+        """The plan for the backward pass of one particular forward pass."""
         return self
 
     def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
-        """What a backward pass of a request gives, one tensor for each input."""
+        """The result of the backward pass, one tensor for each input."""
         return passed.backward(self, scores, request.passed is None, request.observe)
 
 
 class Pass:
-    """One forward pass of a request's model, and its backward passes. `RecordedPass` walks back itself;
-    `BridgedPass` (bridge.py) lets autograd do it."""
+    """One forward pass of a request's model, and its backward passes. `RecordedPass` computes these itself;
+    `BridgedPass` (bridge.py) uses autograd."""
 
     outputs: Any
-    length: Any  # of the record, without what a callable target adds
-    differentiable = True  # else a forward pass alone, which keeps no activation
-    scores: Callable[[targets.Scores], Tensor]  # what is explained, one number for each sample
-    _find_facts: Callable[[Plan, Tensor, bool], None]  # for the rules, and for who sees every gradient (True)
-    _gradients: Callable[[Tensor], Sequence[Tensor | None]]  # what arrives at the inputs
+    length: Any  # of the record, without the ops of a callable target
+    differentiable = True  # otherwise no activation is kept
+    scores: Callable[[targets.Scores], Tensor]  # the explained score of each sample
+    _find_facts: Callable[[Plan, Tensor, bool], None]  # True: also those for observers
+    _gradients: Callable[[Tensor], Sequence[Tensor | None]]  # the gradients that arrive at the inputs
 
     def __init__(self, request: Request, recorder: Any) -> None:
         self.n = len(request.inputs[0])
         self.mixes: bool | None = None  # see request.mixes_samples
-        self.lock = threading.RLock()  # held from scores to maps: both leave something on the ops
+        self.lock = threading.RLock()  # held from scores to maps, which both modify the ops
         self.recorder, self.state, self._inputs = recorder, recorder.state, request.inputs
         self.state.batch = self.n
         self.root = request.model if isinstance(request.model, nn.Module) else None
@@ -90,7 +90,7 @@ class Pass:
         return any(op.shape[:1] != (self.n,) for op in self.ops if op.family in ops.RECTIFIERS)
 
     def adopt(self, region: Region | None) -> None:
-        """What is written from now on is restored by that call."""
+        """From now on, writes are restored by that region."""
         self.recorder.keeper = region.keeper if region is not None else None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Pass:
         self.recorder.suspended = True
 
     def _target_scores(self, target: targets.Scores) -> Tensor:
-        """A callable target is part of what is explained: its steps follow the rules too."""
+        """The scores of a callable target, which is part of what is explained: rules apply to its ops too."""
         scores = under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
         return targets.checked(scores, self.n)
 
@@ -116,10 +116,10 @@ class Pass:
                 self._find_facts(method, scores, observe is not None)
                 grads = self._gradients(scores)
             except RuntimeError as error:
-                raise self._in_our_words(error, type(method).__name__) from None
+                raise self._translated(error, type(method).__name__) from None
             finally:
                 state.rules, state.observe = {}, None
-                for op in self.ops:  # facts refer to other ops, and these to their facts
+                for op in self.ops:  # facts refer to other ops: no reference cycles
                     op.facts = NO_FACTS
                 for op in method.class_layers:
                     op.rule += ", class layer"
@@ -130,8 +130,8 @@ class Pass:
             for R, x in zip(grads, self._inputs, strict=True)
         )
 
-    def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
-        """What an error of torch means here; the error itself if it means nothing special."""
+    def _translated(self, error: RuntimeError, method: str) -> Exception:
+        """The error to raise for an error of torch; the error itself if nothing is known about it."""
         if OVERWRITTEN not in str(error):
             return error
         if self.state.once:
@@ -140,7 +140,7 @@ class Pass:
 
 
 class RecordedPass(Pass):
-    """On a recorder: in reverse, each op's rule or its ordinary gradient."""
+    """A recorded pass. Backward, each op applies its rule or its ordinary gradient, in reverse order."""
 
     def __init__(self, request: Request, recorder: Recorder) -> None:
         super().__init__(request, recorder)
@@ -171,12 +171,12 @@ class RecordedPass(Pass):
         return self._trace[1]
 
     def _check(self) -> None:
-        """A call that cannot be linked raises inside the model, which may have caught it."""
+        """Raise an error if a call could not be linked: the model may have caught the first one."""
         if self.recorder.failed:
             raise Unlinked("a call failed")
 
     def scores(self, target: targets.Scores) -> Tensor:
-        """The backward pass starts where these come from, with what arrives there."""
+        """Find the scores. The backward pass starts at the op that made them."""
         with no_inference_mode(), torch.enable_grad():
             if isinstance(target, targets.Picked):
                 made = targets.logits(self.outputs)
@@ -225,7 +225,7 @@ class RecordedPass(Pass):
 
 
 def _sum(before: Any, grad: Any, op: Op) -> Tensor:
-    """Of two gradients that arrive at one tensor. That of a linear op is nobody else's and can be written."""
+    """The sum of two gradients of one tensor. A linear op's gradient has no other user and can be written."""
     before, grad = dense(before), dense(grad)
     own = op.linear is not None and before.dtype is grad.dtype
     return grad.add_(before) if own else before + grad
@@ -259,7 +259,7 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
 
 
 def _can_be_recorded(request: Request) -> bool:
-    """As far as is known before the pass."""
+    """Whether the recorder can be tried."""
     cannot = request.region is None or request.region.trains or _is_bridged(request.model)
     modes = torch_private.transform_active() or torch_private.dispatch_modes() or foreign_modes()
     if cannot or modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
@@ -268,22 +268,22 @@ def _can_be_recorded(request: Request) -> bool:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an error arose while an interrupt was on its way up."""
+    """Whether an error is an interrupt, or was raised while one was handled."""
     before = error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and interrupted(before))
 
 
 def foreign_modes() -> int:
-    """TorchFunctionModes that are active and not recorders of an outer call, which see nothing."""
+    """The number of active TorchFunctionModes that are not suspended recorders of an outer call."""
     return sum(not getattr(mode, "suspended", False) for mode in torch_private.active_function_modes())
 
 
-# Models by id. The references have no callback: one that runs Python code could swallow an interrupt.
+# Models by id. The references have no callback, because Python code in one could swallow an interrupt.
 _bridged: dict[int, weakref.ref[Any]] = {}
 
 
 def remember_bridged(model: Any) -> None:
-    """A model known to need the bridge goes there at once: a failed recording costs time."""
+    """Next time, run this model under the bridge at once, without trying the recorder first."""
     for key in [key for key, ref in list(_bridged.items()) if ref() is None]:
         _bridged.pop(key, None)
     with contextlib.suppress(TypeError):  # not every callable can be referenced weakly

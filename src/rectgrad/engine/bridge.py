@@ -1,8 +1,8 @@
 """The bridge: rules as autograd functions, for backward passes that autograd runs.
 
-It has two uses: `propagate`, whose backward pass is the user's own, and models with something the recorder
+It has two uses: `propagate`, where the user runs the backward pass, and models with a call that the recorder
 cannot link (in-place writes on views, training mode, autocast, custom autograd.Functions, other modes). Each
-op with a rule becomes a node of autograd's graph; everything else is autograd's own.
+op with a rule becomes a node of autograd's graph. All other calls are recorded by autograd as usual.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from rectgrad.ops.hidden import hidden_part
 if TYPE_CHECKING:
     from rectgrad.engine.request import Request
 
-# Families worth a graph of their own: their gradient should not pay for the forward computation twice.
+# Families with a local graph, so that their gradient does not repeat the forward computation.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
-# Calls that need a tensor itself, not its values: some give views, some change the tensor's gradient.
+# Calls that need the tensor itself, not a copy: some return views, some change the tensor's gradient.
 _VALUELESS = ops.ROUTING | {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 _COVERED = "rectgrad: all of the base was overwritten"  # a key of an autograd node's metadata
 
 
 class Bridge(torch.autograd.Function):
-    """An op whose backward step is the rule in force when the backward pass runs."""
+    """An op whose gradient is computed by the rule that is set when the backward pass runs."""
 
     @staticmethod
     def forward(ctx: Any, op: Op, whole: bool, *data: Tensor) -> Any:
-        """Run the op and keep what its rule may read. Gradients are off. whole: by a graph of its own."""
+        """Run the op and keep what its rule may read. Gradients are off. whole: always use a local graph."""
         ctx.op = op
         ctx.set_materialize_grads(False)
         local = op.linear is None and (whole or op.family in _HEAVY)
@@ -58,13 +58,13 @@ class Bridge(torch.autograd.Function):
         if local:
             op._leaves, op._local = leaves, output
         if whole and op.family in ops.RECTIFIERS:
-            # A rule replaces the gradient of what a function does, not of what a caller's mode makes of it.
+            # A rule replaces the gradient of torch's function, not of what another mode makes of it.
             with torch_private.without_torch_function():
                 if not torch.equal(op.call(*data), output):
                     raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
         op._output, op.shape, op.result_type = output.detach(), output.shape, type(result)
         op.inputs, op.input_shapes = tuple([x.detach() for x in data]), tuple([x.shape for x in data])
-        # Tensors that autograd can make its own: not those of a local graph, nor views, nor the input itself.
+        # New tensors, as autograd needs them: not those of a local graph, nor views, nor the input itself.
         if result is output:
             return result.detach()
         results = tuple(r.detach() for r in result)
@@ -102,21 +102,21 @@ def op_of(node: Any) -> Op | None:
 class BridgeRecorder(ForwardMode):
     """One forward pass."""
 
-    families: Collection[str] | None = None  # those to bridge; None: all
+    families: Collection[str] | None = None  # to bridge; None: all
     decompose: Collection[str] = ()
-    plain: bool = False  # closed forms are off, because another mode may change what a call does
-    transparent: bool = False  # every call is autograd's own, and only the model's tensors are protected
+    plain: bool = False  # no closed forms, because another mode may change the calls
+    transparent: bool = False  # no rules: only the model's tensors are protected
     named: bool = True
     lost = UnsupportedModelError
 
     def __post_init__(self) -> None:
         self.trace = Trace([], None)
         super().__init__(self.decompose, self.named, self.trace.rows)
-        self.refuses = False  # differentiation inside the forward pass, which no rule can follow
-        self.leaves: tuple[Tensor, ...] | None = None  # the inputs: other leaves that require one are weights
+        self.refuses = False  # to differentiate inside the forward pass, which no rule can reach
+        self.leaves: tuple[Tensor, ...] | None = None  # the inputs; other leaves with a gradient are weights
         self.trace.by_hand = self.by_hand
         self._parts: dict[int, tuple[Tensor, Any, Tensor]] = {}  # see _note_write
-        self._borrowed: set[int] = set()  # storages of the model's that were written, and will be restored
+        self._borrowed: set[int] = set()  # written storages of the model, which will be restored
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -144,7 +144,7 @@ class BridgeRecorder(ForwardMode):
             return func(self._weight(args[0]), *args[1:])
         if torch.is_grad_enabled():
             return self._call(spec, func, args, kwargs)
-        if function := calling_function():  # an activation here is one whose rule will never run
+        if function := calling_function():  # the rule of an activation in here will never run
             self.trace.hidden.setdefault(function, []).append(spec.name)
         return self._constant(spec, func, args, kwargs)
 
@@ -173,8 +173,8 @@ class BridgeRecorder(ForwardMode):
         return written
 
     def _prepare(self, value: Any, data: list[Tensor], copy: bool) -> Any:
-        """Data tensors become slots; weights lose their gradient, so that requiring one means depending on
-        the network's input. copy: tensors are copied if autograd could not use them in the backward pass,
+        """Replace data tensors by slots and detach weights, so that a tensor requires a gradient only if it
+        depends on the network's input. copy: copy tensors that the backward pass could not use, such as
         inference tensors and those in a storage that will be restored before."""
         if isinstance(value, Tensor):
             value = self._weight(value)
@@ -189,7 +189,7 @@ class BridgeRecorder(ForwardMode):
         return value
 
     def _weight(self, x: Tensor) -> Tensor:
-        """A weight without its gradient; anything else as it is."""
+        """x, detached if it is a weight."""
         if not x.requires_grad:
             return x
         known = self.leaves is not None
@@ -200,15 +200,15 @@ class BridgeRecorder(ForwardMode):
         return any(getattr(node, "variable", None) is leaf for leaf in self.leaves or ())
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
-        """The record of this call, if its family is wanted. In-place activations
-        always are: autograd derives some from their output, which a write on another part invalidates."""
+        """The op of this call, if its family is wanted. In-place activations always are: autograd computes
+        the gradient of some from their output, which a write to another part of it would invalidate."""
         op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
         op.data_count = len(data)
         self._find_family(op)
         if not op.family or kwargs.get("out") is not None:
             return None
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
-        if op.family == "batch_norm":  # in closed form, always: torch's own gradient can be wrong (see Scale)
+        if op.family == "batch_norm":  # always in closed form: torch's gradient can be wrong (see Scale)
             usual = len(data) == 1 and type(spec.argument("input", op.args, op.kwargs)) is Slot
             if usual and not self._whole() and not torch_private.autocast_active():
                 op.linear = linear_op(op, data[0])
@@ -217,7 +217,7 @@ class BridgeRecorder(ForwardMode):
         return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
     def _whole(self) -> bool:
-        """Whether an op runs as torch runs it, because another mode may change what it does."""
+        """Whether ops run with a local graph, because another mode may change what they compute."""
         return self.plain or torch_private.dispatch_modes() > 0
 
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
@@ -240,7 +240,7 @@ class BridgeRecorder(ForwardMode):
         return modules
 
     def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
-        """A call without a rule: autograd's own."""
+        """Run a call without a rule, which autograd records."""
         # cuDNN's recurrent networks have a backward pass in training mode only.
         by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
@@ -253,34 +253,34 @@ class BridgeRecorder(ForwardMode):
         return result
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A call that no gradient goes through."""
+        """Run a call that does not depend on the input."""
         made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
-        with torch.inference_mode() if made_there else contextlib.nullcontext():  # only there it is writable
+        with torch.inference_mode() if made_there else contextlib.nullcontext():  # else not writable
             return self._run(spec, func, args, kwargs)
 
     def _run(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The call as it is, after what it writes was protected."""
+        """Run the call after protecting the tensors that it writes."""
         for target in (_written(spec, args, kwargs), kwargs.get("out")):
             if target is not None:
                 self._protect(target)
         return func(*args, **kwargs)
 
     def _protect(self, target: Any) -> None:
-        """Before tensors are written: keep what the records and the model have in their storages."""
+        """Before tensors are written, save what ops and the model keep in their storages."""
         for x in tensors_in(target):
             storage = storage_id(x)
             self._unshare(storage)
-            # One that is not data is perhaps the model's own, or the caller's.
+            # A constant may be a tensor of the model or the caller.
             if x.grad_fn is None and self.keeper is not None and self.keeper.before_write(storage):
                 self._borrowed.add(storage)
 
     def _note_write(self, view: Tensor) -> None:
-        """In-place ops on views: find those that together wrote all of the tensor they are views of."""
+        """Note an in-place op on a view, to find out whether such ops have overwritten the whole base."""
         base, storage = torch_private.base_of(view), storage_id(view)
         if view.numel() == base.numel():  # this write alone covers it, whatever was written before
             self._parts.pop(storage, None)
         size = base.untyped_storage().nbytes() // base.element_size()
-        # Written elements, the node of the first write, and the base itself, so that its address stays taken.
+        # Written elements, the node of the first write, and the base, which keeps its address in use.
         fresh = torch.zeros(size, dtype=torch.bool, device=base.device), base.grad_fn, base
         written, first_node, _ = self._parts.setdefault(storage, fresh)
         written.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
@@ -290,20 +290,20 @@ class BridgeRecorder(ForwardMode):
 
 
 def _written(spec: ops.Spec, args: tuple, kwargs: dict) -> Any:
-    """What an in-place call writes; None for other calls."""
+    """The tensor that an in-place call writes; None for other calls."""
     if not (spec.writes or out_of_place(spec, args, kwargs)[2]):
         return None
     return args[0] if args else kwargs.get("input")
 
 
 def _following(node: Any) -> list[Any]:
-    """The autograd nodes that a gradient goes to: what an in-place op overwrote gets none."""
+    """The autograd nodes that receive a gradient; overwritten values do not."""
     overwritten = type(node).name(node).endswith("CopyBackwards") or node.metadata.get(_COVERED)
     return [following for following, _ in node.next_functions[1 if overwritten else 0 :]]
 
 
 class BridgedPass(Pass):
-    """On a BridgeRecorder, with autograd's backward pass."""
+    """A pass on a BridgeRecorder, with autograd's backward pass."""
 
     def __init__(self, request: Request, recorder: BridgeRecorder, differentiable: bool = True) -> None:
         super().__init__(request, recorder)
@@ -313,7 +313,7 @@ class BridgedPass(Pass):
         with torch_private.no_inference_mode(), torch.set_grad_enabled(differentiable):
             ours = [x.detach().clone() if x.is_inference() else x.detach() for x in request.inputs]
             self.leaves = recorder.leaves = tuple(x.requires_grad_() for x in ours)
-            # Copies, so that a model may write on its input and into the containers it is given.
+            # Copies, so that a model may modify its input and the containers that it receives.
             inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
             args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
             recorder.refuses = not recorder.transparent
@@ -363,10 +363,10 @@ class BridgedPass(Pass):
             lambda: torch.autograd.grad(scores, self.leaves, ones, retain_graph=keep, allow_unused=True),
         )
 
-    def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
+    def _translated(self, error: RuntimeError, method: str) -> Exception:
         if "heckpoint" in str(error) and ".grad()" in str(error):
             return unsupported(method, "reentrant checkpointing; call checkpoint with use_reentrant=False")
-        meant = super()._in_our_words(error, method)
+        meant = super()._translated(error, method)
         if not isinstance(meant, Unlinked):
             return meant
         return unsupported(method, "a tensor that is modified in place although its gradient needs it")

@@ -1,6 +1,6 @@
-"""When a map cannot be trusted: which layer made it not finite, or passed nothing.
+"""Errors and warnings about maps: which layer made a value that is not finite, or passed nothing.
 
-The check is cheap: sums that are read once, at the end of a pass. Only a suspicion runs the pass again to
+The check is cheap: it reads a few sums, once, at the end of a pass. Only if it fails, the pass runs again to
 find the layer.
 """
 
@@ -39,13 +39,13 @@ def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = Non
 
 
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
-    """No map from a NaN or an infinity: an error that names the first layer concerned."""
+    """Raise an error that names the first layer with a NaN or an infinity, if there is one."""
     outputs = scores if request.answer is None else request.answer
     looked_at = (*request.inputs, outputs, scores, *maps)
     if first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
-    return _find(request, method, outputs)  # the same maps, if a sum overflowed and nothing else
+    return _find(request, method, outputs)  # returns the maps if only a sum overflowed
 
 
 def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
@@ -60,7 +60,7 @@ def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
 
 
 def first_wrong(request: Request, wrong: Tensor) -> int | None:
-    """Where the first one is, or None; a capture remembers a flag instead of waiting for the device."""
+    """The index of the first True, or None. A capture stores a flag instead of synchronising."""
     if request.suspicions is not None:
         request.suspicions.append(wrong.any())
         return None
@@ -68,7 +68,7 @@ def first_wrong(request: Request, wrong: Tensor) -> int | None:
 
 
 def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
-    """Run again, looking at every tensor. The maps, if all are finite."""
+    """Run again and check every tensor. Returns the maps if all are finite."""
     met: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:
@@ -91,13 +91,13 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
 
 
 def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
-    """Name the layer that stopped each map that is zero, and what would let something through."""
+    """Warn about maps that are zero: name the layer that passed nothing, and what to change."""
     if not method.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
     zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
     if first_wrong(request, zero) is None:
         return
-    samples: dict[str, dict[int, None]] = {}  # by what stopped them
+    samples: dict[str, dict[int, None]] = {}  # by the reason
     for row, sentence in _stopped_at(request, method, zero.nonzero().flatten().tolist()):
         samples.setdefault(sentence, {})[request.number(row)] = None
     for sentence, (sample, *others) in samples.items():
@@ -106,8 +106,8 @@ def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
 
 
 def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tuple[int, str]]:
-    """For each row, the last layer that its gradient reached: it let nothing through."""
-    if request.mixes(method):  # one by one: a row of an activation is not a sample
+    """For each row, why its map is zero: the last layer that its gradient reached passed nothing."""
+    if request.mixes(method):  # one by one, because a row of an activation is not a sample
         alone = ((row, _stopped_at(request.rows(row, row + 1), method, [0])) for row in rows)
         yield from ((row, sentence) for row, found in alone for _, sentence in found)
         return
@@ -127,7 +127,7 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
             units = math.prod(op.shape) // op.batch
             yield row, f"layer {again.trace.layer_of(op)!r} with {units} units passed nothing {advice}"
     left = [row for row in rows if row not in last or not last[row][1]]
-    if left and "conv" in method.rules():  # did the padding trick remove what was left?
+    if left and "conv" in method.rules():  # did the padding trick remove the rest?
         without = again.backward(method, scores, once=False, without="conv")
         where = "at positions where convolutions saw padding"
         for row in left:
@@ -136,7 +136,7 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
-    """What the rule that stopped everything says; None if something passed."""
+    """Why the rule passed nothing, and what to change; None if something passed."""
     rule = op.state.rules[op.family]
     if rule.advice is not None:
         return rule.advice(op, R, row)
@@ -144,12 +144,12 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
     return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
 
 
-# Who collects the warnings of this thread, instead of raising them now.
+# A list that collects the warnings of this thread, instead of issuing them.
 listening: ContextVar[list[str] | None] = ContextVar("listening", default=None)
 
 
 def warn(message: str) -> None:
-    """A warning that points at the caller's line, however deep the library noticed."""
+    """Issue a warning that points at the user's line of code."""
     if (sentences := listening.get()) is not None:
         sentences.append(message)
         return

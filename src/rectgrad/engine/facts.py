@@ -1,6 +1,6 @@
-"""What a rule may ask about an op's surroundings: typed facts, filled in once before a backward pass.
+"""Facts about an op's surroundings that rules may read, computed once before a backward pass.
 
-A `Graph` is what the facts are found in: the ops of a recorded pass, or the autograd nodes of a bridged one.
+They are found in a `Graph`: the ops of a recorded pass, or the autograd nodes of a bridged one.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """About one op. Only the facts that a method asks for are filled in: see `facts_of`.
+    """Facts about one op. Only those that a method asks for are computed; see `facts_of`.
 
-    The defaults belong to the class, so that one of these costs little: a pass makes hundreds.
+    The defaults are class attributes, which makes an instance cheap: a pass creates hundreds.
     """
 
-    gate: bool = False  # a ReLU6 that is read once, by a division by six: a hard sigmoid, which squashes
-    last: bool = False  # a rectified activation without another one between it and the score
-    folded: bool = False  # a linear step that is one with the bias or the batch norm beside it
-    constant: tuple[bool, ...] = ()  # for each input of a product: it is a weight, or comes from a softmax
-    weight: Tensor | None = None  # of a product of data and one weight, which is a layer
+    gate: bool = False  # a ReLU6 that is only read by a division by six: part of a hard sigmoid
+    last: bool = False  # no other rectified activation between this one and the score
+    folded: bool = False  # a linear op that forms one step with a bias or batch norm beside it
+    constant: tuple[bool, ...] = ()  # for each input of a product: a weight, or the result of a softmax
+    weight: Tensor | None = None  # of a layer: a product of data and one weight
     convolves: bool = False  # a layer that is a convolution
-    before: tuple[Op, ...] = ()  # a layer's: scales and shifts that it alone reads, the nearest first
-    after: tuple[Op, ...] = ()  # a layer's: added biases and the batch norm, each the only reader
-    part_of: Op | None = None  # of those: their layer
-    first: bool = False  # a layer with no other one between it and the input
-    top: bool = False  # a layer with no other one between it and the score
-    positive: bool = False  # a layer whose input is not negative
-    rectified: bool = False  # a layer that only a ReLU reads
-    channels_last: bool = False  # the layer that made the tensor keeps its channels last
+    before: tuple[Op, ...] = ()  # of a layer: scales and shifts that only it reads, the nearest first
+    after: tuple[Op, ...] = ()  # of a layer: added biases and the batch norm, each the only reader
+    part_of: Op | None = None  # the layer of one of those
+    first: bool = False  # no other layer between this one and the input
+    top: bool = False  # no other layer between this one and the score
+    positive: bool = False  # the input of the layer is not negative
+    rectified: bool = False  # only a ReLU reads the layer's output
+    channels_last: bool = False  # the channels are the last dimension
 
 
-NO_FACTS = Facts()  # of every op until something is known about it
+NO_FACTS = Facts()  # of all other ops
 
 
 def facts_of(op: Op) -> Facts:
-    """An op's own facts, to be filled in."""
+    """An op's own facts, to be set."""
     if op.facts is NO_FACTS:
         op.facts = Facts()
     return op.facts
 
 
 def walk(start: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """The nodes that can be reached from some, nearest first, each of them once."""
+    """All nodes that can be reached from `start`, in breadth-first order."""
     waiting, met = deque(start), {None}
     while waiting:
         node = waiting.popleft()
@@ -65,8 +65,8 @@ def walk(start: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> Ite
 
 
 class Graph:
-    """The nodes below a score: `below` gives the nodes that a gradient goes to from each, `ops` the op of a
-    node that is recorded, `inputs` the nodes that stand for the network's inputs."""
+    """The nodes that a score depends on. below: for each node, those that receive its gradient. ops: the op
+    of each recorded node. inputs: the nodes of the network's inputs."""
 
     def __init__(self, root: Any, below: dict[Any, list[Any]], ops: dict[Any, Op], inputs: set[Any]) -> None:
         self.root, self.below, self.ops, self.inputs = root, below, ops, inputs
@@ -87,7 +87,7 @@ class Graph:
         return readers
 
     def kind(self, node: Any) -> str:
-        """What a node does, in one word: an op's family or name, or the name of an autograd node."""
+        """The family or name of a node's op, or the name of the autograd node."""
         op = self.ops.get(node)
         if op is not None:
             return op.name if op.family in ("", "norm") else op.family
@@ -95,7 +95,7 @@ class Graph:
         return name.rstrip("0123456789").removesuffix("Backward").lower()
 
     def only_reader(self, node: Any) -> Op | None:
-        """The recorded op that alone reads a node's result, perhaps in another shape."""
+        """The op that reads a node's result, perhaps in another shape, if it is the only one."""
         while len(self.readers[node]) == 1:
             (node,) = self.readers[node]
             op = self.ops.get(node)
@@ -104,7 +104,7 @@ class Graph:
         return None
 
 
-Finder = Callable[[Graph], None]  # fills in facts of the ops in a graph
+Finder = Callable[[Graph], None]  # sets facts of the ops in a graph
 
 
 def find_last(graph: Graph) -> None:
@@ -122,18 +122,18 @@ def find_gates(graph: Graph) -> None:
 
 
 def _divides_by_six(op: Op) -> bool:
-    """Whether a division or a product divides its one data tensor by six."""
+    """Whether an op divides its only data tensor by six."""
     if op.family not in ("div", "mul") or op.data_count != 1 or op.name == "rdiv":
         return False
     first, *others = *op.args, *op.kwargs.values()
     values, factor = (others, 6) if op.family == "div" else ((first, *others), 1 / 6)
-    # By its type: a slot is an int too, and is data.
+    # By type, because a slot is also an int, but stands for data.
     numbers = (v for v in values if type(v) in (int, float) or (isinstance(v, Tensor) and v.numel() == 1))
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
 def find_channels(graph: Graph) -> None:
-    """A tensor's channels are where the nearest layer keeps them, unless they have changed places since."""
+    """Channels are where the nearest layer below has them, unless dimensions were swapped since."""
     for start, op in graph.ops.items():
         moved = {start: False}
         for node in walk([start], graph.below.__getitem__):
@@ -147,5 +147,5 @@ def find_channels(graph: Graph) -> None:
 
 
 def _moves_last(op: Op | None) -> bool:
-    """Whether the last dimension is another one after a transposition; so it is taken to be if unknown."""
+    """Whether a transposition moves the last dimension; True if unknown."""
     return op is None or op.call(torch.empty(op.input_shapes[0], device="meta")).stride(-1) != 1

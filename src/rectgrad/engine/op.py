@@ -1,6 +1,6 @@
 """One recorded op, which is what a rule is given, and the rule itself.
 
-Nothing here is global: what a rule needs travels with the op, because one recorded forward pass may serve
+There is no global state. What a rule needs is stored in the op, because one recorded forward pass may serve
 several methods, and an autograd backward pass may run in another thread.
 """
 
@@ -28,7 +28,7 @@ TABLE = ops.Table(namespaces(), overload_types())
 
 
 class UnsupportedModelError(RuntimeError):
-    """A part of the model that a rule cannot reach: the map would be a plain gradient without saying so."""
+    """The model has a part that rules cannot reach, so that its map would silently be the plain gradient."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Rule:
     """What replaces the ordinary gradient of an op.
 
     apply: a pure function (op, R) -> the gradient of each of `op.inputs` (one tensor, or a tuple). reads:
-    what is kept of the op: "all", "inputs", "output" or "shapes". concerns: which ops of its family it is for
-    (None: all). takes_sparse: R may be a `Sparse`. checks: it reports a gradient that is not finite itself.
-    advice: (op, R, sample) -> what would let something through, where the rule stopped all of a sample's R.
+    what is kept of the op: "all", "inputs", "output" or "shapes". concerns: the ops of the family that it
+    applies to (None: all). takes_sparse: R may be a `Sparse`. checks: it reports non-finite gradients itself.
+    advice: (op, R, sample) -> what to change if the rule passed nothing of a sample's R.
     """
 
     apply: Callable[[Op, Any], Any]
@@ -57,7 +57,7 @@ Rules = Mapping[str, Rule]
 
 
 def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
-    """Plain functions (op, R) are rules that may read everything."""
+    """The rules, with plain functions (op, R) as rules that may read everything."""
     return {
         family: rule if isinstance(rule, Rule) else Rule(rule, getattr(rule, "__name__", type(rule).__name__))
         for family, rule in rules.items()
@@ -66,21 +66,21 @@ def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
 
 
 class State:
-    """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
+    """What the ops of a backward pass share: its rules, and what was observed."""
 
     def __init__(self) -> None:
         self.rules: Rules = {}
-        self.batch: int | None = None  # N, where the engine knows it
+        self.batch: int | None = None  # N, if known
         self.observe: Callable[[Op, Tensor], None] | None = None  # sees R before the rule
-        # A sum of every R that met a rule, not finite if the R is not: one check at the end of the pass.
+        # Sums of every R that a rule received, to check once at the end of the pass that all were finite.
         self.sums: list[Tensor | float] = []
         self.ran: set[str] = set()  # families whose rule ran
-        self.once = False  # the recorded values may be released as soon as they were used
+        self.once = False  # recorded values may be released after their use
         self.backend: Backend | None = None  # of the device that the pass runs on
         self.absorbed: list[tuple[float, float]] | None = None  # LRP: by biases and stabilisers, if asked
 
     def report(self, R: Tensor | None) -> None:
-        """Remember enough of R to know at the end of the pass whether it was finite."""
+        """Keep the sum of R, to check at the end of the pass whether R was finite."""
         if R is not None:
             self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
 
@@ -93,10 +93,10 @@ class Op:
     """
 
     inputs: tuple[Tensor, ...] = ()
-    data_count = 1  # of `inputs`, also where they are not kept
+    data_count = 1  # of `inputs`, also if they are not kept
     sources: tuple[Op, ...] = ()
     index = 0  # its position in the recorder's list
-    modules: tuple[Any, ...] = ()  # whose methods were running, the innermost first
+    modules: tuple[Any, ...] = ()  # whose methods called the op, the innermost first
     rule = "plain"  # name of the rule that ran here last
     path: str | None = None  # how the gradient of a linear op was computed last: sparse or dense
     reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
@@ -126,12 +126,12 @@ class Op:
 
     @property
     def backend(self) -> Backend:
-        """Who computes on this op's output."""
+        """The backend for this op's output."""
         return self.state.backend or backend_of(self.output)
 
     @property
     def batch(self) -> int:
-        """Number of samples in the output: all of it belongs to one sample if the engine runs just one."""
+        """Number of samples in the output. If the pass has one sample, all of the output belongs to it."""
         return 1 if self.state.batch == 1 or not self.shape else self.shape[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -142,14 +142,14 @@ class Op:
         return fill(value, self.inputs) if type(value) in NESTED else value
 
     def call(self, *inputs: Tensor) -> Any:
-        """The op again, on other data tensors."""
+        """Run the op on other data tensors."""
         if len(inputs) == 1 and self.args and type(self.args[0]) is Slot:  # nearly always
             return self.spec.func(inputs[0], *self.args[1:], **self.kwargs)
         named = {k: fill(v, inputs) for k, v in self.kwargs.items()} if self.kwargs else {}
         return self.spec.func(*fill(self.args, inputs), **named)
 
     def vjp(self, R: Any, within: Region | None = None) -> tuple[Any, ...]:
-        """The ordinary gradient: what autograd would pass to each of `inputs`. R counts `within` a region."""
+        """The ordinary gradients of `inputs`, as autograd computes them. R is taken as 0 outside `within`."""
         if self.linear is not None:
             grad, self.path = self.linear.gradient(R, within)
             return (grad,)
@@ -170,7 +170,7 @@ class Op:
         return torch.autograd.grad(output, leaves, R, allow_unused=True)
 
     def backward(self, R: Any) -> tuple[Any, ...]:
-        """R by the rule in force for this family, or by the ordinary gradient."""
+        """The gradients of the inputs, by the rule for this family or the ordinary gradient."""
         state = self.state
         rule = state.rules.get(self.family)
         if rule is not None and (self.facts.gate or (rule.concerns is not None and not rule.concerns(self))):
@@ -215,7 +215,7 @@ class Op:
         self._output = self._local = self.reference = None
 
     def _check(self, grads: tuple) -> None:
-        """A rule's mistake is reported at the rule, not somewhere in autograd."""
+        """Report gradients of wrong shapes where the rule returns them, not later in autograd."""
         shapes = [tuple(g.shape) if isinstance(g, (Tensor, Sparse)) else g for g in grads]
         wanted = [tuple(shape) for shape in self.input_shapes]
         alike = all(shape in (None, wish) for shape, wish in zip(shapes, wanted, strict=False))
@@ -225,12 +225,12 @@ class Op:
 
 
 def first(result: Any) -> Tensor:
-    """The differentiable part of a result: pooling may return indices too."""
+    """The differentiable part of a result; pooling may also return indices."""
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def storage_id(x: Tensor) -> int:
-    """Equal for tensors that share memory: the address of their storage, found without asking for it."""
+    """The address of a tensor's storage, computed without creating a storage object."""
     if x.layout is not torch.strided:
         return id(x)
     try:
@@ -240,7 +240,7 @@ def storage_id(x: Tensor) -> int:
 
 
 def no_autocast(device: str) -> Any:
-    """Rules compute in the types they are given, also when the caller is inside autocast."""
+    """A context without autocast: rules compute in the types of their arguments."""
     if not autocast_active() or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast(device, enabled=False)

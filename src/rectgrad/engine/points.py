@@ -1,9 +1,9 @@
 """Several copies of the samples in one pass: an average's noisy inputs, or inputs that are partly hidden.
 
-What is meant is one copy at a time. A pass of several gives the same for nearly every network in evaluation
-mode, but not where samples see each other (statistics of the batch, random numbers), and a program exported
-for one batch size takes no other. So the first copy runs alone, and again at the end of the first pass of
-several: outputs and maps must agree, or every copy runs alone.
+The result is defined by one copy at a time. A pass of several gives the same for nearly every network in
+evaluation mode, but not if samples influence each other (batch statistics, random numbers), and a program
+exported for one batch size accepts no other. So the first copy runs alone, and again at the end of the first
+pass of several. If outputs or maps differ, every copy runs alone.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rectgrad.kernels.device import agree, limits, out_of_memory
 Ask = Callable[[Any, Request], Maps]
 PointsBetween = Callable[[int, int], Maps]
 
-FEWEST = 4  # copies that are worth it, since the first one runs twice
+FEWEST = 4  # copies for which this pays off, since the first one runs twice
 
 
 class Points:
-    """Asks a method about a request at many points. points(start, stop): copies of the samples at the points
-    from start to stop, one after the other; the first point is always asked for alone."""
+    """Evaluates a method at many points. points(start, stop): the samples at the points from start to stop,
+    concatenated; the first point is always requested alone."""
 
     def __init__(self, ask: Ask, method: Any, request: Request, points: PointsBetween) -> None:
         self.ask, self.method, self.request, self.points = ask, method, request, points
         self.size = 1  # copies in one pass
-        self.first: Maps = ()  # copy, which runs alone
-        self.witness: Maps = ()  # its outputs and maps, which a pass of several must give too
+        self.first: Maps = ()  # copy, which has run alone
+        self.witness: Maps = ()  # its outputs and maps, which a pass of several must reproduce
         self.confirmed = False
 
     def each(self, count: int) -> Iterator[Maps]:
@@ -43,7 +43,7 @@ class Points:
         start = int(count >= FEWEST and separable(self.method, self.request))
         if start:
             yield self._first(self.points(0, 1))
-        while start < count:  # as many in one pass as fit, with the witness until it has confirmed one
+        while start < count:  # as many as fit, with the witness until a pass has reproduced it
             done = self._group(start, min(start + max(1, self.size - (not self.confirmed)), count))
             yield from done
             start += len(done)
@@ -51,25 +51,25 @@ class Points:
     def _alone(self, point: Maps) -> tuple[Maps, Request]:
         alone = self.request.at(point)
         maps = self.ask(self.method, alone)
-        self.request.target = alone.target  # settled, if the point is the request's own
+        self.request.target = alone.target  # resolved, if the point is the request's own
         return maps, alone
 
     def _first(self, point: Maps) -> Maps:
-        """One copy alone; what it takes says how many of them fit into a pass."""
+        """Run one copy alone. Its memory determines how many fit into a pass."""
         maps, alone = self._alone(point)
-        # Another average gives neither. A rule that looks at a whole sample must find it in one row.
+        # Another average has neither. A rule that compares the units of a sample needs them in one row.
         if alone.last and alone.answer is not None and not (self.method.per_sample and alone.last.folds):
             self.first, self.witness = point, (alone.answer, *maps)
             self.size = fitting(alone.last, alone.inputs, alone.answer.device)
         return maps
 
     def _group(self, start: int, stop: int) -> list[Maps]:
-        """In one pass; nothing where that fails, and smaller ones are next; at last one by one."""
+        """Run copies in one pass. If that fails, return nothing and try fewer next, in the end one by one."""
         if self.size == 1:
             return [self._alone(self.points(start, stop))[0]]
         try:
             return self._together(self.points(start, stop), stop - start)
-        except Exception as error:  # where it was not for the batch, a copy alone meets it again
+        except Exception as error:  # an error that is not due to the batch occurs again for one copy
             self.size = self.size // 2 if out_of_memory(error) else 1
         if self.request.region is not None:
             self.request.region.restore()
@@ -91,17 +91,17 @@ class Points:
 
 
 def separable(method: Any, request: Request) -> bool:
-    """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
-    output, nor by a method that may have values for each sample in a way unknown here."""
+    """Whether copies can share a pass: not in training mode, nor with a target that takes the whole output,
+    nor with a method that may have values for each sample that cannot be repeated."""
     trains = request.region is not None and request.region.trains
     whole = callable(request.target) and type(request.target) not in (contrast, Picked)
-    if request.n == 0 or request.replay is not None or trains or whole:  # a graph is of one batch size
+    if request.n == 0 or request.replay is not None or trains or whole:  # a graph has one batch size
         return False
     return method.repeated(1, request.inputs) is not None
 
 
 def fitting(passed: Pass, inputs: Maps, device: torch.device) -> int:
-    """How many copies make a pass within the limits."""
+    """How many copies fit into a pass."""
     shapes = [row.shape for row in passed.trace.rows] + [x.shape for x in inputs]
     numbers = (sum if passed.differentiable else max)(map(prod, shapes))
     most, rows = limits(device, kept=passed.differentiable)

@@ -1,6 +1,6 @@
-"""The model stays as it was found: what a call writes on it is restored, also after an error.
+"""Leaves the model unchanged: whatever a call writes to it is restored, also after an error.
 
-Attributes and the containers in them are copied beforehand, tensors only when they are about to be written.
+Attributes and the containers in them are saved beforehand, tensors only when they are about to be written.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from rectgrad.engine.op import storage_id
 from rectgrad.engine.torch_private import is_view, tensors_in
 from rectgrad.kernels.device import random_state, restore_random_state
 
-LONGEST = 10_000  # members of a list that is looked into, bytes of an array; more is data, not state
+LONGEST = 10_000  # members of a list, bytes of an array: longer ones are data, not state
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, FunctionType, MethodType})
-_CAN_BE_EMPTY = _ATOMS | {dict, OrderedDict, set, list, tuple}  # to ask these is quick and does nothing
+_CAN_BE_EMPTY = _ATOMS | {dict, OrderedDict, set, list, tuple}  # their bool() has no side effects
 
 _chain = itertools.chain.from_iterable
 _values = operator.methodcaller("values")
 
 
 class Snapshot:
-    """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
+    """The state of a model and its submodules: attributes, members of containers in them, tensors."""
 
     def __init__(self, root: Any) -> None:
-        # Dictionaries, and in one list each the lengths, keys and values of all of them: a copy of each would
-        # be thousands of containers, and Python looks through new containers for garbage.
+        # Dictionaries, and one list each for the lengths, keys and values of all of them. Copying each would
+        # make thousands of containers, which trigger garbage collection.
         self._dicts: list[dict] = []
         self._values: list[Any] = []
-        self._contents: list[tuple[Any, Any]] = []  # other containers, and copies of them
-        self._empty: list[Any] = []  # containers, or what is never anything else than empty
+        self._contents: list[tuple[Any, Any]] = []  # other containers and their copies
+        self._empty: list[Any] = []  # empty containers, and values such as None
         self._tensors: list[Tensor] = []
-        self._headers: list[tuple[Any, ...]] = []  # what tensors are besides their values
+        self._headers: list[tuple[Any, ...]] = []  # properties of tensors other than their values
         self.modules: list[nn.Module] = []
         self.lazy = False  # whether a tensor has no values yet
-        self.users: set[Region] = set()  # the calls that rely on this snapshot
-        self.settled = False  # whether no pass ran since everything was restored
+        self.users: set[Region] = set()  # the calls that use this snapshot
+        self.settled = False  # whether no pass has run since the last restore
         met: set[int] = set()
         level: Iterable[Any] = modules_in(root)
         while level := [value for value in level if type(value) not in _ATOMS]:
@@ -58,7 +58,7 @@ class Snapshot:
                 if id(value) not in met:
                     met.add(id(value))
                     kind = type(value)
-                    if kind is nn.Parameter or kind is Tensor:  # nearly always, and there are hundreds
+                    if kind is nn.Parameter or kind is Tensor:  # nearly always: fast path
                         self._tensors.append(value)
                     elif kind is dict:
                         self._dicts.append(value)
@@ -67,7 +67,7 @@ class Snapshot:
             members = list(_chain(map(_values, self._dicts[first:])))
             self._values += members
             level = members + inside
-            # Most members of a module are empty dictionaries: to take each would last three times as long.
+            # Most members of a module are empty dictionaries. Handling each would take three times as long.
             if _CAN_BE_EMPTY.issuperset(map(type, level)):
                 self._empty += itertools.filterfalse(None, level)
                 level = filter(None, level)
@@ -75,7 +75,7 @@ class Snapshot:
         self._lengths = list(map(len, self._dicts))
 
     def _take(self, value: Any) -> Iterable[Any]:
-        """Remember one value. What is inside of it, if it is a container other than a dictionary."""
+        """Save one value. Returns its members if it is a container other than a dictionary."""
         if isinstance(value, nn.Module):
             self.modules.append(value)
             self._dicts.append(value.__dict__)
@@ -103,7 +103,7 @@ class Snapshot:
         return self._tensors + [x.grad for x in self._tensors if x.is_leaf and x.grad is not None]
 
     def watch_tensors(self) -> None:
-        """From now on, also where values are stored, and gradients. A linked pass does not touch that."""
+        """Also save gradients and where values are stored, which a linked pass cannot change."""
         self._headers = self._headers or [
             (x, x.detach(), _place(x), x.requires_grad, x.grad if x.is_leaf else None) for x in self.tensors
         ]
@@ -121,7 +121,7 @@ class Snapshot:
             _refill(container, content)
         for x, data, place, asks, grad in self._headers:
             if x.grad_fn is not None and not asks and not is_view(x):
-                x.detach_()  # it was written with values that depend on the input
+                x.detach_()  # values that depend on the input were written to it
             if _place(x) != place:
                 x.data = data
             if x.is_leaf and x.requires_grad is not asks:
@@ -131,7 +131,7 @@ class Snapshot:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Write on what changed. Members are compared by identity: tensors do not compare."""
+    """Restore a container if it changed. Members are compared by identity, because tensors have no ==."""
     if isinstance(container, np.ndarray):
         if container.tobytes() != content.tobytes():
             container[...] = content
@@ -152,7 +152,7 @@ def _place(x: Tensor) -> tuple[Any, ...]:
 
 
 def modules_in(root: Any, depth: int = 3) -> Iterator[nn.Module]:
-    """The modules that a model given as a function, method or other callable holds."""
+    """The modules of a model, which may be a function, a method or another callable that holds them."""
     if isinstance(root, nn.Module):
         yield root
     elif depth:
@@ -175,8 +175,8 @@ def _parts(root: Any) -> Iterable[Any]:
     return vars(root).values() if has_parts else ()
 
 
-# Held by a call from its first write on a model's tensor until that is restored, so that two threads
-# explaining one model in training mode do not keep each other's half-way values.
+# Held from the first write to a model's tensor until it is restored, so that two threads explaining one model
+# in training mode do not save each other's temporary values.
 _writing = threading.RLock()
 
 
@@ -199,12 +199,12 @@ class Keeper:
         return storage in self._owned
 
     def before_write(self, storage: int) -> bool:
-        """Whether a storage that is about to be written is one to be restored."""
+        """Save a storage that is about to be written. Returns whether it will be restored."""
         if self.owns(storage) and storage not in self._copies:
             if not self._locked:
-                self._locked = True  # before it is: an interrupt in between must not keep it for ever
+                self._locked = True  # set first: after an interrupt in between, the lock is still released
                 _writing.acquire()
-            # `data`: as it is stored now, whatever the tensor becomes
+            # `data` keeps the present storage, whatever happens to the tensor
             self._copies[storage] = [(x.data, x.data.clone()) for x in self._owned[storage]]
         return self.owns(storage)
 
@@ -215,17 +215,17 @@ class Keeper:
             with torch.inference_mode() if x.is_inference() else contextlib.nullcontext():
                 x.copy_(copy)
         self._copies.clear()
-        try:  # noqa: SIM105 - `suppress` is Python code, which an interrupt could end before the release
+        try:  # noqa: SIM105 - `suppress` is Python code, in which an interrupt could prevent the release
             _writing.release()
         except RuntimeError:  # it was not acquired
             pass
-        self._locked = False  # after it was released: an interrupt in between must not keep it for ever
+        self._locked = False  # set last, for the same reason
 
 
 class Region:
-    """One call: the snapshot it shares with other threads on the same model, and its own keeper.
+    """One call: the snapshot that it shares with other threads on the same model, and its own keeper.
 
-    `close` may be called more than once, and whether or not `open` finished: an interrupt can end either.
+    `close` may be called repeatedly, and even if `open` did not finish, because an interrupt can end both.
     """
 
     _guard = threading.RLock()
@@ -233,7 +233,7 @@ class Region:
 
     def __init__(self, model: Any, target: Any, given: Any, device: torch.device) -> None:
         self._model, self._given, self._device = model, given, device
-        # Several functions around one module share its state.
+        # Functions that wrap the same module share its state.
         self._key = frozenset(map(id, modules_in(model))) or id(model)
         self._target = Snapshot(target if callable(target) else None)
         self._random: list[tuple[Callable[[Any], Any], Any]] = []
@@ -252,7 +252,7 @@ class Region:
         self.keeper = Keeper(lambda: [*shared.tensors, *target.tensors, *tensors_in(given)])
 
     def begin(self, linked: bool = False) -> None:
-        """Before a pass: attributes as the first one found them, if no other call is in the middle of one."""
+        """Before a pass: restore attributes that an earlier one changed, if no other call is inside a pass."""
         with self._guard:
             if self._begun:
                 self.settle()
@@ -263,7 +263,7 @@ class Region:
             self._begun, shared.settled = True, False
 
     def settle(self) -> None:
-        """Restore attributes now (a GPU may still be at work), if no other call is inside a pass."""
+        """Restore attributes now, while a GPU may be busy, if no other call is inside a pass."""
         with self._guard:
             shared = self._active[self._key]
             if len(shared.users) == 1 and not shared.settled:
@@ -271,7 +271,7 @@ class Region:
                 shared.settled = True
 
     def restore(self) -> None:
-        """After a pass: what it wrote, and the random numbers."""
+        """After a pass: restore what it wrote, and the random state."""
         self._target.restore()
         self.keeper.restore()
         restore_random_state(self._random, self._device)
@@ -290,7 +290,7 @@ class Region:
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether a module does something else in training mode."""
+    """Whether a module behaves differently in training mode."""
     if not type(module).__module__.startswith("torch."):
         return _asks_for_training(type(module))  # type: ignore[arg-type]
     if isinstance(module, (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)):
@@ -300,7 +300,7 @@ def trains(module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _asks_for_training(kind: type) -> bool:
-    """Whether the code of a class reads `training`."""
+    """Whether the code of a class mentions `training`."""
     own = (vars(each).values() for each in kind.__mro__ if not each.__module__.startswith("torch."))
     functions = (value for value in _chain(own) if isinstance(value, FunctionType))
     return any("training" in function.__code__.co_names for function in functions)

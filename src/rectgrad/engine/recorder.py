@@ -1,10 +1,10 @@
 """The recorder: a forward pass whose ops are linked to one another, so that the backward pass walks them.
 
 A `TorchFunctionMode` sees every torch call of its thread, so it does not matter how a model spells an op.
-Nothing is set, replaced or written on the model. Tensors that depend on the input carry the op that made them
-and require a gradient, although no graph is built: anything made from them out of sight (a scripted part, a
-custom autograd.Function, another thread) then has a graph of its own, and is noticed when it comes back. A
-pass with something that cannot be linked raises `Unlinked`: the bridge can run it.
+The model is not modified. A tensor that depends on the input refers to the op that made it and requires a
+gradient, although no autograd graph is built. So what is computed from it where the mode cannot see it (in a
+scripted part, a custom autograd.Function, another thread) has a graph of its own, which is detected when the
+result is used. If a call cannot be linked, `Unlinked` is raised, and the model runs under the bridge.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not de
 
 
 class Unlinked(Exception):  # noqa: N818 - not an error: the bridge takes over
-    """A call that cannot be linked."""
+    """A call cannot be linked; the bridge can run the model."""
 
 
 class Refused(Unlinked):
-    """A call that no rule can follow, not even over the bridge; its text names it."""
+    """A call that no rule can reach, not even under the bridge. The message names it."""
 
 
 class ForwardMode(TorchFunctionMode):
-    """Sees every torch call of a forward pass: what the recorder and the bridge's have in common. decompose:
-    families to record by their elementary steps. named: note the layer of each op. record: what grows with
-    the pass, where each op has its index."""
+    """Sees every torch call of a forward pass; the base class of both recorders. decompose: families that are
+    recorded as their elementary steps. named: store the modules that call each op. record: the list that
+    grows during the pass, in which `op.index` is a position."""
 
-    suspended = False  # calls pass through: another attribution runs inside this one, or this one has ended
-    lost: type[Exception] = Unlinked  # what is raised where a value that an op needs was overwritten
-    _is_entry: Callable[[Any], bool]  # whether an autograd node depends on the network's input
+    suspended = False  # do not record: another attribution runs inside this one, or the pass has ended
+    lost: type[Exception] = Unlinked  # raised if a value that an op needs was overwritten
+    _is_entry: Callable[[Any], bool]  # whether an autograd node is an input of the network
 
     def __init__(self, decompose: Collection[str], named: bool, record: list[Any]) -> None:
         super().__init__()
         self.decompose, self.named, self._record = decompose, named, record
         self.state, self.start = State(), torch_private.next_node_number()
-        self.keeper: Keeper | None = None  # of the model's tensors, if they are to stay as they were
-        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
-        self._holders: dict[int, list[Op]] = defaultdict(list)  # by storage, the ops that keep a tensor in it
+        self.keeper: Keeper | None = None  # restores the model's tensors after writes
+        self.by_hand: dict[str, None] = {}  # calls that may belong to a hand-written activation
+        self._holders: dict[int, list[Op]] = defaultdict(list)  # the ops that keep a tensor in each storage
 
     def truncate(self, length: int) -> None:
-        """Forget what was recorded after the first `length`."""
+        """Remove everything after the first `length` ops from the record."""
         del self._record[length:]
         for holders in self._holders.values():
             holders[:] = [op for op in holders if op.index < length]
@@ -79,13 +79,13 @@ class ForwardMode(TorchFunctionMode):
             self.by_hand[op.name] = None
 
     def _hold(self, op: Op, tensors: Iterable[Tensor]) -> None:
-        """An op needs these tensors unchanged."""
+        """Note that an op needs these tensors unchanged."""
         op.note_versions()
         for x in tensors:
             self._holders[storage_id(x)].append(op)
 
     def _unshare(self, storage: int) -> None:
-        """Before a storage is written: ops that keep tensors in it get copies."""
+        """Give copies to the ops that keep tensors in a storage that is about to be written."""
         for op in self._holders.pop(storage, ()):
             if op.overwritten():
                 raise self.lost(f"a value that {op.name} needs was modified out of sight")
@@ -95,13 +95,13 @@ class ForwardMode(TorchFunctionMode):
                 op.linear = linear_op(op, op.inputs[0])
 
     def _copy(self, op: Op, own: Callable[[Tensor], Tensor]) -> None:
-        """What `_hold` was told that an op needs, as own copies."""
+        """Replace the tensors that an op keeps by what `own` returns, a copy if they are to be written."""
         op.inputs, op.needed = tuple([own(x) for x in op.inputs]), tuple([own(x) for x in op.needed])
         op._output = None if op._output is None else own(op._output)
 
     @staticmethod
     def _refuse_backward(func: Any, frame: Any) -> None:
-        """No rule can follow a backward pass inside the forward pass. frame: of what calls the function."""
+        """Refuse a backward pass inside the forward pass. frame: that of the caller of the function."""
         asked = torch_private.asked_by_backward(frame)
         if asked or func in _DIFFERENTIATING:
             name = "backward" if asked else func.__name__
@@ -116,8 +116,8 @@ class ForwardMode(TorchFunctionMode):
 
 
 class Recorder(ForwardMode):
-    """One forward pass. rules: those that the backward pass will use, which say what to keep of an op; None
-    to keep everything, for any method."""
+    """Records one forward pass. rules: those of the backward pass, which determine what is kept of each op;
+    None keeps everything, for any method."""
 
     def __init__(self, rules: Rules | None, decompose: Collection[str] = (), named: bool = False) -> None:
         self.ops: list[Op] = []
@@ -126,9 +126,9 @@ class Recorder(ForwardMode):
         reads = {family: rule.reads for family, rule in (rules or {}).items()}
         if reads.get("relu6") == "shapes":
             reads["relu6"] = "output"  # it may be a gate
-        # What is kept of an op, by its family.
+        # What is kept of the ops of each family.
         self._reads = defaultdict(lambda: "all" if rules is None else "shapes", reads)
-        self.failed = False  # a call raised: a model that catches it may have taken another path
+        self.failed = False  # a call raised an error, which the model may have caught
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
@@ -174,17 +174,17 @@ class Recorder(ForwardMode):
     # How calls are handled: one function for each kind of call.
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A question about a tensor: nothing to record. A backward pass begins with some."""
+        """A query about a tensor: nothing to record. A backward pass starts with some."""
         self._refuse_backward(func, sys._getframe(2))
         return func(*args, **kwargs)
 
     def _composite(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """One of torch's own composites: its body runs under the recorder."""
+        """A composite function of torch: its body runs under the recorder."""
         body: Any = composite(func)
         return torch_private.under_mode(self, lambda: body(*args, **kwargs))
 
     def _attribute(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An attribute that differs between a linked tensor and another one, or is set."""
+        """An attribute whose value would differ for a linked tensor, or an assignment to one."""
         if spec.name != "__get__":
             raise Unlinked(str(spec.attribute))
         if spec.attribute == "grad_fn" and getattr(args[0], "_rectgrad", None) is None:
@@ -222,8 +222,8 @@ class Recorder(ForwardMode):
         return (self._link(op, y[0]), *y[1:])  # torch.native_batch_norm gives its statistics too
 
     def _needs_no_input(self, op: Op, data: list[Tensor]) -> bool:
-        """Whether the gradient does not read the op's input: the call runs as it is, in place if it says so.
-        True for linear ops, for rectifiers (a rule or the output tells), and for x + y of one shape."""
+        """Whether the gradient does not read the op's input, so that the call runs unchanged, also in place.
+        True for linear ops, for rectifiers (the rule or the output suffices), and for x + y of one shape."""
         family, name = op.family, op.name
         if family in ops.RECTIFIERS:
             if name == "relu" and (self.rules is None or family not in self.rules):
@@ -239,7 +239,7 @@ class Recorder(ForwardMode):
         return op.linear is not None
 
     def _computed(self, op: Op, data: list[Tensor], writes: bool) -> Any:
-        """By a closed form of the gradient, or by a graph of its own."""
+        """Run a call whose gradient has a closed form or needs a local autograd graph."""
         if updates_statistics(op.spec, op.args, op.kwargs):
             raise Unlinked(op.name)
         kept = _kept(op, data, writes) if writes else data
@@ -267,7 +267,7 @@ class Recorder(ForwardMode):
         return type(result)([self._made(copy.copy(op), r, None) for r in result])
 
     def _made(self, op: Op, result: Tensor, target: Tensor | None) -> Tensor:
-        """Link one result of a call. target: the tensor that it overwrites."""
+        """Link one result of a call. target: the tensor that the call overwrites."""
         if op.back is None:
             if not result.requires_grad:
                 whole = not (result.is_floating_point() or result.is_complex())
@@ -293,7 +293,7 @@ class Recorder(ForwardMode):
         return _without_graph(func, args, kwargs)
 
     def _slot(self, value: Any, data: list[Tensor]) -> Any:
-        """Data tensors become slots; everything else stays as it is."""
+        """Replace data tensors by slots and collect them in `data`."""
         kind = type(value)
         if kind is Tensor:
             if self.op_of(value) is None:
@@ -309,7 +309,7 @@ class Recorder(ForwardMode):
         return value
 
     def _check(self, op: Op, data: list[Tensor], writes: bool) -> None:
-        """No call is linked whose meaning the bridge would see differently, or that other modes change."""
+        """Raise an error for calls that the recorder must not link."""
         name = op.name
         if transform_active():
             raise Refused(TRANSFORM)
@@ -321,20 +321,20 @@ class Recorder(ForwardMode):
             trains = updates_statistics(op.spec, op.args, op.kwargs)
             if not op.spec.own or hides or trains or op.kwargs.get("out") is not None:
                 raise Unlinked(name)
-        if writes:  # what shares its memory has another version afterwards, and is not read: see op_of
+        if writes:  # other tensors in its memory then have another version: see op_of
             if not op.args or type(op.args[0]) is not Slot or torch_private.is_view(data[0]):
                 raise Unlinked("an in-place call on a view, or not on its first argument")
             self._unshare(storage_id(data[0]))
 
     def _writable(self, target: Any) -> bool:
-        """Whether a constant may be written: not the model's and the caller's tensors, which are restored
-        before the backward walk reads them."""
+        """Whether a constant may be written. Tensors of the model and the caller may not: they are restored
+        before the backward pass reads them."""
         if type(target) is not Tensor or target.requires_grad or self.keeper is None or target.is_inference():
             return False
         return not self.keeper.owns(storage_id(target))
 
     def _link(self, op: Op, y: Tensor) -> Tensor:
-        """Add an op to the record, with what its rule and its gradient read. y: its result."""
+        """Add an op to the record and keep what its rule and gradient read. y: its result."""
         op.shape, op.index = y.shape, len(self.ops)
         if self._reads[op.family] in ("all", "output"):
             op._output = y.detach()
@@ -352,13 +352,13 @@ class Recorder(ForwardMode):
 
 
 def linear_op(op: Op, x: Tensor) -> LinearOp | None:
-    """The linear op that a call is; None if it is not of the usual kind."""
+    """The linear op of a call; None if its arguments are unusual."""
     names, make = LINEAR_OPS.get(op.name, ((), None))
     return make(x, *op.spec.arguments(names, op.args, op.kwargs)) if make is not None else None
 
 
 def closed_form(op: Op, data: list[Tensor]) -> Found:
-    """The result of a call and its gradient in closed form; None if it is not of the usual kind."""
+    """The result of a call and its gradient in closed form; None if its arguments are unusual."""
     names, form = CLOSED_FORMS[op.name]
     if op.kwargs and names != () and not op.kwargs.keys() <= {"input", *(names or ())}:
         return None
@@ -373,7 +373,7 @@ _TRANSPOSED: Any = {"T": lambda x: x.permute(*range(x.dim())[::-1]), "mT": lambd
 
 
 def handler_of(func: Any) -> tuple[Handler, ops.Spec]:
-    """How the recorder handles calls of a function. Remembered for torch's own functions alone."""
+    """How the recorder handles calls of a function. Cached for torch's own functions only."""
     spec, handler = TABLE.lookup(func), Recorder._call
     plain = spec.name == "__get__" and spec.attribute in ops.PLAIN_ATTRIBUTES
     if plain or func in _DIFFERENTIATING or (spec.silent and spec.attribute is None):
@@ -402,15 +402,15 @@ def _without_gradient(weight: Tensor) -> Tensor:
 
 
 def _kept(op: Op, data: list[Tensor], writes: bool) -> list[Tensor]:
-    """The data before a call that may overwrite the first: its op has copied it by then, if it keeps it."""
+    """The data before an in-place call. The op that made the first tensor has a copy of what it keeps."""
     first = op.sources[0]._output if writes else data[0]
     first = data[0].detach().clone() if first is None else first.detach()
     return [first, *(x.detach() for x in data[1:])]
 
 
 def saving() -> Any:
-    """Around a call that autograd records: tensors are saved as they are. Hooks of checkpointing would
-    recompute them out of sight. Ours check versions, because torch does not if a hook has packed a tensor."""
+    """A context for calls with a local graph. Tensors are saved directly: hooks of checkpointing would
+    recompute them unseen. Our hooks check versions, because torch does not do so for packed tensors."""
     if torch_private.saved_tensor_hooks() is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
@@ -418,7 +418,7 @@ def saving() -> Any:
 
 def _pack(x: Tensor) -> tuple[Tensor, int]:
     torch_private.packing.count += 1
-    return x.detach(), torch_private.version(x)  # the tensor itself would refer to the node that saves it
+    return x.detach(), torch_private.version(x)  # x itself would create a reference cycle with the node
 
 
 def _unpack(packed: tuple[Tensor, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a method explains: a model on some inputs, for a target. Methods ask it for gradients."""
+"""A request: a model, its inputs and a target. Methods ask it for gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rectgrad.engine.torch_private import map_tensors
 from rectgrad.engine.trace import Trace
 from rectgrad.ops.samples import by_chance, may_move_samples
 
-ANYTHING = ("attention", "glu")  # decomposed in a pass that is kept for any method
+ANYTHING = ("attention", "glu")  # families to decompose in a pass that is kept for any method
 
 
 @dataclass
@@ -31,18 +31,18 @@ class Request:
     inputs: Maps
     args: tuple
     kwargs: dict[str, Any]
-    target: Any  # callable once a class left open is settled
-    passed: Pass | None = None  # a recorded pass to answer from
+    target: Any  # callable once it is resolved
+    passed: Pass | None = None  # a recorded pass to use
     observe: Observe = None  # sees R at every rectified activation
     region: Region | None = None
-    device: torch.device | None = None  # where the model is, if it sends its inputs there itself
-    offset: int = 0  # of the first sample in what the caller gave
-    copies: int = 1  # how often the samples are in the inputs
-    diagnosing: bool = False  # run to find a fault: its own checks would do so for ever
+    device: torch.device | None = None  # of the model, if it moves its inputs there itself
+    offset: int = 0  # of the first sample in the caller's inputs
+    copies: int = 1  # of the samples in the inputs
+    diagnosing: bool = False  # run to find a fault, without checks of its own
     bridged: bool = False  # the recorder could not link this request
     suspicions: list[Tensor] | None = None  # in a capture: flags, instead of warnings and errors
     replay: Callable[[Maps, Tensor | None], tuple[Maps, Tensor]] | None = None  # a captured pass instead
-    memo: dict[str, int] = field(default_factory=dict)  # what a capture learns from the passes before it
+    memo: dict[str, int] = field(default_factory=dict)  # what a capture learns from earlier passes
     last: Pass | None = field(default=None, init=False)  # the last pass
     answer: Tensor | None = field(default=None, init=False)  # the outputs of the last pass
     difference: Tensor | None = field(default=None, init=False)  # of the scores from those of a baseline
@@ -57,21 +57,21 @@ class Request:
         return len(self.inputs[0])
 
     def number(self, row: int) -> int:
-        """Of a row's sample in what the caller gave."""
+        """The index of a row's sample in the caller's inputs."""
         return self.offset + row % (self.n // self.copies)
 
     def at(self, inputs: Maps) -> Request:
-        """The same question at other inputs: a class left open stays that of the clean inputs."""
+        """The same request for other inputs. The target is resolved on the clean inputs."""
         clean = inputs is self.inputs and self.passed is None
         return replace(self, inputs=inputs, passed=None, target=self.target if clean else self.resolved())
 
     def at_once(self, inputs: Maps, k: int) -> Request:
-        """The same question at k inputs in one pass: all samples of the first, then of the second."""
+        """The same request for k inputs in one pass: all samples of the first one, then of the second one."""
         self.resolved()
         return replace(self._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
 
     def watched(self, observe: Observe) -> Request:
-        """The same question in fresh passes that record every op, to find a fault."""
+        """The same request with new passes that record every op, to find a fault."""
         return replace(self, passed=None, observe=observe, diagnosing=True)
 
     def rows(self, start: int, stop: int) -> Request:
@@ -80,7 +80,7 @@ class Request:
         return replace(rows, offset=self.number(start), copies=1)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor], inputs: Maps) -> Request:
-        """Other inputs, and everything changed that has one row for each sample."""
+        """A request with these inputs, where `change` is applied to all that has one row for each sample."""
         n = self.n
 
         def changed(x: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class Request:
         return replace(self, inputs=inputs, args=args, kwargs=kwargs, target=target, passed=None)
 
     def given(self, x: Tensor) -> Tensor:
-        """A tensor among the further arguments, as the model gets it."""
+        """A tensor among the further arguments, as it is passed to the model."""
         return (x.clone() if x.is_inference() else x.detach()).to(self.device or x.device)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
-        """The target. A class left open is settled by these outputs, or by the model's."""
+        """The target as a function. None becomes the largest of these outputs, or of the model's."""
         if not callable(self.target):
             if outputs is None:
                 outputs = self.outputs() if self.passed is None else self.passed.outputs
@@ -108,7 +108,7 @@ class Request:
             return passed.outputs
 
     def mixes(self, method: Plan) -> bool:
-        """Whether a pass for the method mixes the samples: see mixes_samples. The last one tells, if any."""
+        """Whether a pass for the method mixes samples: `mixes_samples` of the last pass or a new one."""
         if self.last is not None:
             return mixes_samples(self, self.last)
         if self.n < 2:
@@ -117,9 +117,9 @@ class Request:
             return mixes_samples(self, passed)
 
     def recording(self, method: Plan | None, named: bool = False) -> Pass:
-        """A forward pass: recorded, or bridged if it has something that cannot be linked.
+        """A forward pass: recorded, or bridged if something cannot be linked.
 
-        method: the one that the pass is for; None to keep everything, for any. named: note each op's layer.
+        method: what the pass is for; None keeps everything, for any method. named: store each op's layer.
         """
         everything = method is None or method.everything or self.observe is not None
         named, name = named or everything, "rectgrad" if method is None else type(method).__name__
@@ -165,7 +165,7 @@ class Request:
             return self._answered(method, passed)
 
     def _answered(self, method: Any, passed: Pass) -> Maps:
-        # What is captured is known not to mix the samples.
+        # A capture is known not to mix the samples.
         if method.per_sample and self.suspicions is None and mixes_samples(self, passed):
             self.resolved(passed.outputs)
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
@@ -189,13 +189,13 @@ class Request:
                 return self._finish(method, passed, scores)
 
     def _finish(self, method: Any, passed: Pass, scores: Tensor) -> Maps:
-        """The backward pass and its checks."""
+        """Run the backward pass and its checks."""
         outputs = getattr(passed.outputs, "logits", passed.outputs)
         self.answer = outputs.detach() if isinstance(outputs, Tensor) else None
         self.last = passed
         maps = method.prepared(self, passed, scores).result(self, passed, scores)
         if self.region is not None and maps[0].is_cuda and self.suspicions is None:
-            self.region.settle()  # while the device is at work
+            self.region.settle()  # while the device is busy
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
             warn_if_nothing_passed(self, method, maps)
@@ -203,7 +203,7 @@ class Request:
 
 
 def pair(passed: Pass, reference: Pass) -> None:
-    """Each op with its counterpart in the baseline's pass."""
+    """Give each op its counterpart in the baseline's pass."""
     ours, theirs = passed.ops, reference.ops
     for i, op in enumerate(ours):
         if i >= len(theirs) or theirs[i].name != op.name or theirs[i].shape != op.shape:
@@ -228,9 +228,9 @@ def _mixes(request: Request, passed: Pass) -> bool:
     moves = (may_move_samples(row.family, row.source, row.shape, n) for row in rows)
     if not passed.trace.turned and not any(moves):
         return False
-    # The size alone does not tell samples from channels or positions: one sample alone does.
+    # Sizes alone do not distinguish samples from channels or positions: a pass of one sample does.
     try:
         with closing(BridgedPass(request.rows(0, 1), BridgeRecorder(ops.RECTIFIERS))) as alone:
             return alone.folds
     except Exception:
-        return False  # batch norm in training mode and programs of fixed size take no single sample
+        return False  # batch norm in training mode and programs of fixed size accept no single sample

@@ -24,10 +24,10 @@ _SCREEN = 18  # rows of a table that is not shown whole
 
 class Row(NamedTuple):
     name: str
-    modules: tuple[Any, ...]  # running at the time, the innermost first
+    modules: tuple[Any, ...]  # that were running, the innermost first
     shape: tuple[int, ...]
     family: str | None
-    inputs: int  # how many data tensors it takes
+    inputs: int  # number of data tensors
     source: tuple[int, ...] = ()  # shape of the first of them
     op: Op | None = None  # None: not recorded, so always the plain gradient
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def linear(self) -> bool:
-        """Whether the plain gradient of this call is exact, as a linear step's is."""
+        """Whether the call is linear, so that its plain gradient is exact."""
         always = self.name in ops.ROUTING or self.family in ("add", "sum", "avg_pool", "pad")
         in_one = self.family in "conv conv_transpose linear matmul mul div batch_norm".split()
         return always or (in_one and self.inputs == 1)
@@ -48,14 +48,14 @@ class Trace:
 
     def __init__(self, rows: list[Row], root: nn.Module | None) -> None:
         self.rows, self.root = rows, root
-        self.hidden: dict[str, list[str]] = {}  # by the custom autograd.Function in which calls were made
-        self.by_hand: dict[str, None] = {}  # calls of which an activation may have been made
-        self.turned = False  # dimensions changed places through an attribute, which has no row
+        self.hidden: dict[str, list[str]] = {}  # calls inside of custom autograd.Functions
+        self.by_hand: dict[str, None] = {}  # calls that may belong to a hand-written activation
+        self.turned = False  # dimensions were swapped by an attribute, which has no row
         self.completeness_error: Tensor | None = None  # DeepLIFT: sum of the map minus difference of scores
         self.conservation: Conservation | None = None  # LRP on a record: where relevance went
 
     def layers(self) -> list[str]:
-        """A name for each row: its module's, with the op where the module holds more than one."""
+        """A name for each row: that of its module, followed by the op if the module has submodules."""
         names = module_names(self.root or outermost(self.rows))
         labels = [_label(row, names) for row in self.rows]
         total, numbers = Counter(labels), {label: itertools.count(1) for label in labels}
@@ -69,17 +69,17 @@ class Trace:
         return self.layers_of_ops().get(id(op), op.name)
 
     def plain(self) -> list[str]:
-        """Ops that are not linear and passed by their plain derivative, where completeness is not exact."""
+        """The ops that are not linear but used their plain gradient, so that completeness is not exact."""
         rows = zip(self.rows, self.layers(), strict=True)
         return [layer for row, layer in rows if row.rule == "plain" and not row.linear]
 
     def unknown(self) -> list[str]:
-        """The names of calls that belong to no family, each once: one of them may be an activation."""
+        """The names of calls without a family, without duplicates. One of them may be an activation."""
         known = ops.ROUTING | ops.BY_HAND | ops.NEW_TENSORS
         return list(dict.fromkeys(row.name for row in self.rows if not row.family and row.name not in known))
 
     def table(self, all: bool = False) -> str:
-        """One line for each call: op, layer, shape, rule. A long table is cut to a screenful unless `all`."""
+        """One line for each call: op, layer, shape, rule. Tables are cut to a screenful unless `all`."""
         lines = [("op", "layer", "shape", "rule")]
         for row, layer in zip(self.rows, self.layers(), strict=True):
             lines.append((row.family or row.name, layer, "×".join(map(str, row.shape)) or "scalar", row.rule))
@@ -115,7 +115,7 @@ def _label(row: Row, names: dict[int, str]) -> str:
 
 
 def outermost(rows: list[Row]) -> nn.Module | None:
-    """The module that holds all the others met, when there is one."""
+    """The module that contains all modules in the rows, if there is one."""
     met = {id(row.modules[0]): row.modules[0] for row in rows if row.modules}
     return next((each for each in met.values() if met.keys() <= set(map(id, each.modules()))), None)
 
@@ -127,10 +127,10 @@ def calling_function() -> str | None:
 
 
 def calling_modules(engine: str = "") -> tuple[nn.Module, ...]:
-    """The modules whose methods are running, innermost first. engine: the file of frames to pass over."""
+    """The modules whose methods are running, innermost first. engine: a file whose frames are skipped."""
     found, frame = list[nn.Module](), sys._getframe(1)
     while frame is not None:
-        code = frame.f_code  # around the innermost method, calls of modules tell: they are quick to ask
+        code = frame.f_code  # beyond the innermost method, only calls of modules count, which is fast
         if code is _CALL or (not found and code.co_varnames[:1] == ("self",) and code.co_filename != engine):
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):
