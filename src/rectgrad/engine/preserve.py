@@ -252,7 +252,7 @@ class Region:
         self.keeper = Keeper(lambda: [*shared.tensors, *target.tensors, *tensors_in(given)])
 
     def begin(self, linked: bool = False) -> None:
-        """Before a pass: restore attributes that an earlier one changed, if no other call is inside a pass."""
+        """Before a pass: restore what an earlier one changed, if no other call is inside a pass."""
         with self._guard:
             if self._begun:
                 self.settle()

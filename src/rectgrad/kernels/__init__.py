@@ -1,7 +1,7 @@
-"""Backends: who selects units and computes gradients of linear ops, on which device.
+"""Backends: implementations of unit selection and of linear gradients for each kind of device.
 
-The environment variable RECTGRAD_KERNELS chooses: "reference" the plain torch code of the specification,
-"portable" what needs neither a compiler nor a GPU, nothing (the default) the fastest there is.
+The environment variable RECTGRAD_KERNELS selects one: "reference" is the specification in plain torch,
+"portable" needs neither a compiler nor a GPU. By default, the fastest available backend is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHOICES = ("fast", "portable", "reference")
 
 
 class Backend(Protocol):
-    """What a device offers. `Reference` in reference.py is the specification of every function."""
+    """The functions of a backend. `Reference` in reference.py is their specification."""
 
     name: str
 
@@ -74,6 +74,6 @@ def is_native(x: Tensor) -> bool:
 
 
 def in_use() -> dict[str, str]:
-    """The kernels for each kind of device, in words."""
+    """The name of the backend for each kind of device."""
     gpu = _backend("cuda", chosen()).name if torch.cuda.is_available() else "reference"
     return {"cpu": _backend("cpu", chosen()).name, "cuda": gpu}

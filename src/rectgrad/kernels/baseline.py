@@ -1,4 +1,4 @@
-"""Baselines: the input that stands for nothing, as a number or a tensor."""
+"""Baselines: inputs that stand for the absence of information, as a number or a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def baselines(baseline: Any, inputs: Tensors) -> Tensors:
-    """The baseline as one tensor for each input, of its shape."""
+    """The baseline as a tuple of tensors with the shapes of the inputs."""
     values = baseline if isinstance(baseline, tuple) else (baseline,) * len(inputs)
     if len(values) != len(inputs):
         raise ValueError(f"{len(values)} baselines were given for {len(inputs)} input tensors")
@@ -25,7 +25,7 @@ def baselines(baseline: Any, inputs: Tensors) -> Tensors:
 def _like(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.full_like(x, value)
-    # A capture ran before, so the baseline was checked.
+    # The baseline was checked before the capture.
     if not is_capturing(value.device) and not bool(value.isfinite().all()):
         raise ValueError("the baseline contains a NaN or an infinity")
     try:
@@ -41,7 +41,7 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
 
 
 def each_baseline(values: Any, inputs: Tensors) -> list[Tensors]:
-    """Several baselines, one by one: each as one tensor for each input, of its shape."""
+    """Several baselines, each as a tuple of tensors with the shapes of the inputs."""
     given = values if isinstance(values, tuple) else (values,)
     for b, x in zip(given, inputs, strict=False):
         if not isinstance(b, Tensor) or b.dim() != x.dim() or not 0 < len(b) == len(given[0]):
@@ -71,7 +71,7 @@ def with_rows(baseline: Any, inputs: Tensors, change: Callable[[Tensor], Tensor]
 
 
 def joined(point: Callable[[int], Tensors]) -> Callable[[int, int], Tensors]:
-    """From two numbers to the points from the first to before the second, one after the other."""
+    """A function (start, stop) -> the points with these indices, concatenated."""
     return lambda start, stop: tuple(map(torch.cat, zip(*map(point, range(start, stop)), strict=True)))
 
 

@@ -7,7 +7,7 @@ Sums over channels c and positions p:
     layercam    relu(sum_c a * relu(R))                                      Jiang et al. 2021
     gradcam++   relu(sum_c a * sum_p relu(R) R^2 / (2 R^2 + R^3 sum_p a))    Chattopadhay et al. 2018
 
-Grad-CAM++ explains exp(score); the factor exp(score) of its weights is left out: it only scales a map.
+Grad-CAM++ explains exp(score). The factor exp(score) of its weights only scales a map and is left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def placed(cam: Tensor, rows: Tensor, maps: Tensor) -> Tensor:
 
 
 def largest_one(cam: Tensor) -> Tensor:
-    """Each sample's class map divided by its largest value; what is 0 everywhere stays so."""
+    """Each sample's class map divided by its largest value, if that is not 0."""
     largest = cam.amax(tuple(range(1, cam.dim())), keepdim=True)
     return cam / largest.masked_fill(largest == 0, 1)
 
@@ -92,5 +92,5 @@ class Gate:
 
 
 def unknown_gate(_: object) -> Tensor:
-    """In the place of the gate, in rules that do not belong to one pass."""
+    """A placeholder for the gate in rules that do not belong to a particular pass."""
     raise ValueError("gate='class' differs from pass to pass: use rectgrad.attribute, not its rules alone")

@@ -1,9 +1,9 @@
-"""Ordinary gradients of common calls in closed form: what autograd would compute, without starting its
-engine, which takes longer than most of these gradients.
+"""Ordinary gradients of common calls in closed form. They equal those of autograd, whose engine takes longer
+to start than most of them take to compute.
 
 Each function takes `run`, which computes the call on data tensors, those data tensors, and the arguments that
-matter. It returns the result, the gradient function, and the tensors that the gradient reads, which it is
-given after R: it holds no others. None if the call is not of the usual kind.
+matter. It returns the result, the gradient function, and the tensors that the gradient reads, to be passed
+after R: the function itself holds none. It returns None if the arguments are unusual.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:
 
 
 def reshaped(run: Run, data: list[Tensor]) -> Found:
-    """The same values in the same order."""
+    """A new shape for the same values in the same order."""
     x, y = data[0], run(*data)
     shape = x.shape
     return (y, lambda R: (R.reshape(shape),), ()) if y.dtype is x.dtype else None
@@ -99,7 +99,7 @@ def average_pooled(
 
 
 def padded(run: Run, data: list[Tensor], pads: Any, mode: Any, value: Any) -> Found:
-    """Constants around x, which get no gradient."""
+    """Padding with a constant, which gets no gradient."""
     x = data[0]
     numbers = isinstance(pads, (tuple, list)) and all(type(p) is int and p >= 0 for p in pads)
     if not numbers or mode not in (None, "constant"):
@@ -155,7 +155,7 @@ def of_two(left: Any, right: Any, reads: bool = True, rank: int = 0) -> Form:
 
 
 def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
-    """Summed where a tensor of this shape was broadcast."""
+    """R summed over the dimensions in which a tensor of this shape was broadcast."""
     return R if R.shape == shape else R.sum_to_size(shape)
 
 
@@ -176,7 +176,7 @@ def of_input(backward: Callable[..., Tensor]) -> Form:
 
 
 def of_output(backward: Callable[..., Tensor]) -> Form:
-    """The same, a function of its output alone."""
+    """An elementwise function whose derivative is a function of its output alone."""
 
     def form(run: Run, data: list[Tensor]) -> Found:
         y = run(*data)
@@ -199,7 +199,7 @@ def softmax(run: Run, data: list[Tensor], dim: Any, *_: Any) -> Found:
 
 
 def layer_norm(run: Run, data: list[Tensor], shape: Any, weight: Any, bias: Any, eps: Any) -> Found:
-    """By torch's own backward kernel, which needs the mean and the inverse deviation of each row."""
+    """Uses torch's backward kernel, which needs the mean and inverse deviation of each row."""
     if len(data) > 1 or not data[0].numel():
         return None
     x = data[0]
@@ -235,8 +235,8 @@ _BASIC = frozenset({int, slice, type(None), type(...)})
 
 
 _POOL = "kernel_size stride padding"
-# By a call's name: the arguments that its closed form takes, and the form. None: all positional arguments,
-# and no call with keyword arguments is of the usual kind.
+# For each name of a call, the arguments that its closed form takes, and the form. None: all positional
+# arguments; calls with keyword arguments have no closed form.
 CLOSED_FORMS: dict[str, tuple[tuple[str, ...] | None, Form]] = {
     name: (None if arguments is None else tuple(arguments.split()), form)
     for names, arguments, form in (
@@ -273,6 +273,6 @@ CLOSED_FORMS: dict[str, tuple[tuple[str, ...] | None, Form]] = {
 
 
 def positive_gradient(R: Tensor, z: Tensor) -> Tensor:
-    """R where R > 0 and z > 0, in two passes over memory instead of four: R where z exceeds 0 is what torch
-    calls the gradient of a threshold."""
+    """R where R > 0 and z > 0, in two passes over memory instead of four. The gradient of torch's threshold
+    is R where z > 0."""
     return torch.ops.aten.threshold_backward.default(R, z, 0).clamp_(min=0)

@@ -1,7 +1,8 @@
-"""Exact selection and the rectified rule on a CUDA device: one launch a layer, and no wait for the device.
+"""Exact selection and the rectified rule on a CUDA device, with one launch for each layer and without
+synchronisation.
 
-The kernels are Triton's (triton_select.py), which comes with torch's CUDA builds and is imported at the first
-call. What they have to know of a layer depends on shapes, strides and k alone and is planned once.
+The kernels (triton_select.py) are written in Triton, which comes with torch's CUDA builds and is imported at
+the first call. Launch parameters depend on shapes, strides and k only, and are computed once.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from torch import Tensor
 
 from rectgrad.kernels.reference import Reference
 
-# Chosen by measurement on an H200 (benchmarks/select_cuda.py); `_tile` and `_bounds` too.
-SMALL = 16384  # units: a row of at most so many is one program's work
+# Tuned on an H200 with benchmarks/select_cuda.py, as are `_tile` and `_bounds`.
+SMALL = 16384  # units: one program handles a row of at most this size
 CHUNK = 8192  # units that a program reads at a time
-PART = 7  # chunks that a job counts, at most: its counters have 8 bits
-JOBS = 512  # rows are counted in smaller parts than that if fewer jobs would result
+PART = 7  # maximum number of chunks per job: its counters have 8 bits
+JOBS = 512  # rows are split further if there would be fewer jobs
 WARPS = 8
 HEAD, WORDS = 32, 64  # of the workspace, as in triton_select.py
 
@@ -62,10 +63,10 @@ class Cuda(Reference):
     ) -> Tensor:
         if a.dtype not in DTYPES or R.dtype not in DTYPES:
             return super().rectify(a, R, rows, k, tau, rule, sums)
-        if a.is_neg() or R.is_neg():  # kernels read the memory as it is
+        if a.is_neg() or R.is_neg():  # kernels do not know the negative bit
             a, R = a.resolve_neg(), R.resolve_neg()
         if not (sums and _is_shared(sums[-1], a)):
-            sums.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # one number for all layers
+            sums.append(torch.zeros(1, dtype=torch.float32, device=a.device))  # shared by all layers
         if k is None:
             assert tau is not None
             return rectify_constant(a, R, tau, rule, sums[-1])
@@ -73,7 +74,7 @@ class Cuda(Reference):
 
 
 def _is_shared(total: object, a: Tensor) -> bool:
-    """Whether this is the number that the layers on one device share."""
+    """Whether this is the number that all layers on a device share."""
     return isinstance(total, Tensor) and total.dim() == 1 and total.get_device() == a.get_device()
 
 
@@ -129,7 +130,7 @@ def _select(
     tau: Tensor | None,
     seen: Tensor | None,
 ) -> Tensor:
-    """Fills `tau` if it is given, else returns what the rule makes of R."""
+    """Writes `tau` if it is given; otherwise returns R after the rule."""
     plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None)
     if plan is None:
         return _select(*_alike(a, R), rows, k, rule, tau, seen)
@@ -143,7 +144,7 @@ def _empty(a: Tensor, R: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with the rows one after the other, and R in the order of a."""
+    """a with contiguous rows, and R in the layout of a."""
     a = a if _usual(a) else a.contiguous()
     return a, _empty(a, R).copy_(R)
 
@@ -154,12 +155,12 @@ def _usual(a: Tensor) -> bool:
 
 @functools.cache
 def _nowhere(device: torch.device) -> Tensor:
-    """For those who do not ask whether R is finite."""
+    """An unused place for the check that R is finite."""
     return torch.zeros(1, device=device)
 
 
 class Divisor(NamedTuple):
-    """at // n is (at * magic >> 32) >> shift, for at < 2**31 and n > 1: to divide would take longer."""
+    """at // n is (at * magic >> 32) >> shift, for at < 2**31 and n > 1, which is faster than a division."""
 
     n: int
     magic: int
@@ -172,8 +173,8 @@ def divisor(n: int) -> Divisor:
 
 
 class Runs(NamedTuple):
-    """Where R keeps the units of a row, in the order in which a keeps them: runs of `inner` units that
-    begin `outer` apart. (A slice of the channels of a channels-last tensor is such.)"""
+    """The layout of a row of R relative to a: runs of `inner` contiguous units that start `outer` apart, as
+    in a slice of the channels of a channels-last tensor."""
 
     inner: int
     outer: int
@@ -183,7 +184,7 @@ class Runs(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """A launch: everything but the tensors."""
+    """The parameters of a launch, without the tensors."""
 
     kernel: str
     programs: int
@@ -211,7 +212,7 @@ def _plan(
     rule: str,
     rectifies: bool,
 ) -> Plan | None:
-    """None where a or R must be laid out anew first."""
+    """The plan; None if a or R must be copied to another layout first."""
     d = _units(shape, dtype, dtype_R, rows)
     if not 1 <= k <= d:
         raise ValueError(f"k is {k}; it can be 1 to {d}, the number of units in a row of {tuple(shape)}")
@@ -277,8 +278,8 @@ def _units(shape: torch.Size, dtype: torch.dtype, dtype_R: torch.dtype, rows: in
 
 
 def _tile(d: int) -> tuple[int, int, int]:
-    """(units read at a time, units of the sample, registers of a thread). With fewer more programs run
-    at a time, which pays where a row is little work."""
+    """(units read at a time, units of the sample, registers of a thread). Smaller values let more programs
+    run at once, which is faster for small rows."""
     return (4096, 2048, 64) if d < 2**16 else (CHUNK, 4096, 128)
 
 
@@ -286,24 +287,24 @@ def _bounds(p: float, d: int, sample: int) -> tuple[int, int]:
     """How a sample bounds the p-quantile of d units: (ranks from its own p-quantile to either bound, how many
     neighbours it takes together, as a power of two).
 
-    To read single units of a row that is not large would be to read most of the memory. But neighbours are
-    alike: in the layers of EfficientNet-Lite0 and of a random Inception V4 the rank of tau in a sample of 8
-    neighbours had up to 1.43 times the standard deviation of independent units, of 4 up to 1.16 times. The
-    bounds leave room for more than that; where they miss tau all the same, a slower way finds it.
+    Reading single units of a small row would read most of its memory, so the sample consists of groups of
+    neighbours. These are correlated: in the layers of EfficientNet-Lite0 and of a random Inception V4, the
+    rank of tau in a sample of groups of 8 had up to 1.43 times the standard deviation of independent units,
+    of 4 up to 1.16 times. The bounds allow for more. If they still miss tau, a slower method finds it.
     """
     sigmas, together = (8.0, 3) if d < 2**17 else (6.5, 2)
     return math.ceil(sigmas * math.sqrt(sample * p * (1 - p))) + 3, together
 
 
 def _capacity(share: float, d: int) -> int:
-    """Places for the candidates of a row: half as many again as are expected at most, 3 * share of it."""
+    """Places for the candidates of a row: 1.5 times the largest expected number, 3 * share of the row."""
     return min(d, 1024 + math.ceil(4.5 * share * d))
 
 
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], strides_R: tuple[int, ...], rows: int
 ) -> tuple[int, Runs | None, int] | None:
-    """How R lies beside a: (its stride between rows, its runs if a row is not all one, what divides all)."""
+    """The layout of R relative to a: (stride between rows, runs if rows are not contiguous, alignment)."""
     inside = range(len(shape)) if rows == 1 else range(1, len(shape))
     order = sorted((i for i in inside if shape[i] != 1), key=lambda i: strides[i])
     dense, runs = 1, [(1, 1)]  # (units, stride), the innermost first
@@ -329,7 +330,7 @@ def _layout(
 
 
 def _align(*numbers: int) -> int:
-    """Neighbours that can be read at once: 16 if that divides all the numbers."""
+    """The number of neighbours that can be read at once: 16 if it divides all numbers, else 1."""
     return 16 if all(n % 16 == 0 for n in numbers) else 1
 
 
@@ -343,8 +344,8 @@ def _kernels() -> ModuleType:
 def _launch(plan: Plan, tensors: tuple[Tensor, ...], leading: tuple[float, ...] = ()) -> None:
     """Runs the planned kernel on the current stream.
 
-    Triton's own way to a compiled kernel takes longer than the launch. So the plan remembers the kernel, for
-    what Triton compiles it anew for: the device and the alignment of a and R (the others are always aligned).
+    Triton's lookup of a compiled kernel takes longer than the launch. The plan therefore caches the kernel by
+    what Triton specialises it for: the device and the alignment of a and R (the others are always aligned).
     """
     device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
@@ -382,7 +383,7 @@ def _current_stream() -> Callable[[int], int]:
 
 @dataclass(slots=True)
 class Scratch:
-    """What the kernels of one stream use one after the other."""
+    """Memory that the kernels of one stream use in turn."""
 
     candidates: Tensor
     words: deque[Tensor]
@@ -400,7 +401,7 @@ _of_graph = _OfGraph()
 
 @contextlib.contextmanager
 def one_scratch() -> Iterator[None]:
-    """All kernels launched in here, into one graph, share what they use."""
+    """A context in which all kernels of a graph share their scratch memory."""
     _of_graph.scratch = Scratch(torch.empty(0), deque())
     try:
         yield
@@ -409,10 +410,10 @@ def one_scratch() -> Iterator[None]:
 
 
 def _scratch(plan: Plan, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
-    """Places for the candidates, and zeros to count in.
+    """Memory for the candidates, and zeros for counters.
 
-    Kernels of one stream run in order, so they can share the places, and zeros can be made for many calls at
-    once. A captured graph may be replayed on any stream: it has its own.
+    Kernels of one stream run in order, so they can share this memory, and zeros are made for many calls at
+    once. A captured graph has its own, because it may be replayed on any stream.
     """
     scratch = _of_graph.scratch
     if scratch is None:

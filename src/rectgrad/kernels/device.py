@@ -1,4 +1,4 @@
-"""What differs between devices besides kernels: memory, random numbers, rounding, graphs of kernels."""
+"""Differences between devices besides kernels: memory, random state, rounding, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from torch import Tensor
 from rectgrad.kernels.linear_ops import constants
 from rectgrad.kernels.reference import wide
 
-# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
-# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
-# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
+# Bytes of activations in one pass, and rows. On a CPU, larger passes are slower: tensors no longer fit in the
+# caches, and new memory costs more than the calls that are saved. Activations that are not recorded are not
+# counted. If memory runs out for that reason, a GPU raises an error, but a CPU may not.
 BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
-# Bytes of the largest activation in a forward pass that keeps none. On a CPU, larger blocks are fresh memory
-# each time: EfficientNet-Lite0 takes 32 ms for each of 6 images, 39 ms for each of 8, 82 ms for each of 64.
+# Bytes of the largest activation in a forward pass that keeps none. On a CPU, larger blocks are new memory
+# each time: EfficientNet-Lite0 takes 32 ms per image with 6 images, 39 ms with 8 and 82 ms with 64.
 LARGEST = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 ROWS = {"cpu": 64, "cuda": 1024}
 
 
 def limits(device: torch.device, kept: bool = True) -> tuple[int, int]:
-    """The bytes of activations and the rows that one pass should have at most. kept: of all activations, else
-    of the largest, of which about four are alive at a time."""
+    """The maximum bytes of activations and number of rows for one pass. kept: of all activations; otherwise
+    of the largest one, about four of which exist at a time."""
     most, rows = (each.get(device.type, each["cpu"]) for each in (BYTES if kept else LARGEST, ROWS))
-    if device.type == "cuda":  # half of what is free, or held by torch without use
+    if device.type == "cuda":  # half of the memory that is free or unused by torch
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         most = min(most, (torch.cuda.mem_get_info(device)[0] + unused) // (2 if kept else 8))
     return most, rows
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was not sufficient: torch says so in several ways."""
+    """Whether an error says that memory ran out, for which torch has several messages."""
     known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
     ways = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
     return known or any(words in str(error).lower() for words in ways)
 
 
 def free_unused_memory() -> None:
-    """Return the memory to the device that torch holds without using it."""
+    """Return unused memory that torch holds to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def rounding(x: Tensor) -> float:
-    """Of numbers near 1: on a GPU, convolutions in float32 round to TF32's ten bits by default."""
+    """The rounding error of numbers near 1. On a GPU, float32 convolutions use TF32 by default."""
     return 2**-10 if x.is_cuda and x.dtype == torch.float32 else torch.finfo(x.dtype).eps
 
 
@@ -73,21 +73,21 @@ def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether kernels are being captured into a graph: nothing may wait for the device then."""
+    """Whether kernels are being captured into a graph, which must not synchronise."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def moved(index: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on another device, without waiting for it."""
+    """A copy of a CPU tensor on another device, without synchronisation."""
     pinned = index.pin_memory() if device.type == "cuda" and index.is_cpu else index
     return pinned.to(device, non_blocking=True)
 
 
 def random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Of torch, Python, numpy and a GPU, this one last: functions that set it, and what they take."""
+    """The random state of torch, Python, numpy and, last, a GPU, as pairs (function that sets it, state)."""
     states: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
     states.append((np.random.set_state, np.random.get_state(legacy=False)))
-    if device.type == "cuda":  # a seed and an offset: to ask for all of the state takes longer
+    if device.type == "cuda":  # a seed and an offset, which is faster than the whole state
         generator = torch.cuda.default_generators[device.index]
         states.append((generator.manual_seed, generator.initial_seed()))
         states.append((generator.set_offset, generator.get_offset()))
@@ -95,14 +95,14 @@ def random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]
 
 
 def restore_random_state(states: list[tuple[Callable[[Any], Any], Any]], device: torch.device) -> None:
-    """A GPU's is left alone while kernels are captured."""
+    """Restores the states; not that of a GPU while kernels are captured."""
     for write, state in states[: 3 if is_capturing(device) else None]:
         write(state)
 
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that captures on a device: torch keeps workspaces for every stream that ever ran."""
+    """The stream for captures on a device. One is enough: torch keeps workspaces for every stream."""
     return torch.cuda.Stream(device)
 
 
@@ -112,8 +112,8 @@ def has_graphs(device: torch.device) -> bool:
 
 
 class Graph:
-    """The kernels that `work` launches, as one CUDA graph. `places` are the tensors that it reads; `result`
-    is what it returned, whose tensors hold the values of the last replay."""
+    """The kernels that `work` launches, as one CUDA graph. places: the tensors that it reads. `result` is
+    what it returned; its tensors hold the values of the last replay."""
 
     def __init__(self, work: Callable[[], Any], places: tuple[Tensor, ...]) -> None:
         from rectgrad.kernels.cuda import one_scratch
@@ -123,9 +123,9 @@ class Graph:
         stream.wait_stream(current)
         self._graph = graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), torch.no_grad():
-            for _ in range(3):  # kernels are compiled and chosen, constants are made
+            for _ in range(3):  # compiles and selects kernels, makes constants
                 work()
-            self._constants = tuple(constants.values())  # a graph reads them as long as it lives
+            self._constants = tuple(constants.values())  # which the graph reads
             torch.cuda.synchronize(device)
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -141,7 +141,7 @@ class Graph:
         self._last = current
 
     def replay(self, values: tuple[Tensor | int, ...]) -> Any:
-        """`result` with other values in the places."""
+        """`result` for other values of the places."""
         stream = torch.cuda.current_stream(self._places[0].device)
         if self._last != stream:
             stream.wait_stream(self._last)

@@ -1,5 +1,5 @@
-"""Random numbers that depend on a seed and on values alone: the same on every machine, device and type, to
-rounding."""
+"""Random numbers that depend only on a seed and on values, so that they are the same on every machine, device
+and dtype, up to rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bytes_of(x: Tensor) -> bytes:
 
 
 def generator_of(*parts: bytes) -> torch.Generator:
-    """A random generator that depends on its parts alone."""
+    """A random generator that depends only on these parts."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -29,16 +29,16 @@ def generator_of(*parts: bytes) -> torch.Generator:
 
 
 def generators(inputs: Sequence[Tensor], seed: int) -> Callable[[int], list[torch.Generator]]:
-    """From the number of a draw to a random generator for each sample, which depends on the seed, the number
-    and the sample's own values. It draws on the CPU."""
-    cpu = [x.detach().float().cpu() for x in inputs]  # equal values, equal numbers, whatever the type
+    """A function from the index of a draw to a random generator for each sample, which depends on the seed,
+    the index and the sample's values. It draws on the CPU."""
+    cpu = [x.detach().float().cpu() for x in inputs]  # equal values give equal numbers in every dtype
     values = [b"".join(map(bytes_of, row)) for row in zip(*cpu, strict=True)]
     return lambda j: [generator_of(str(seed).encode(), str(j).encode(), each) for each in values]
 
 
 def noisy(inputs: Tensors, noise: float, seed: int) -> Callable[[int], Tensors]:
-    """From a number to a copy with normal noise, whose standard deviation is a share of each sample's value
-    range."""
+    """A function from the index of a draw to a copy with normal noise, whose standard deviation is a share of
+    each sample's value range."""
     scale, keys = [noise * value_range(x) for x in inputs], _keys(inputs, seed)
 
     def point(j: int) -> Tensors:
@@ -49,8 +49,8 @@ def noisy(inputs: Tensors, noise: float, seed: int) -> Callable[[int], Tensors]:
 
 
 def _keys(inputs: Tensors, seed: int) -> list[Tensor]:
-    """For each input, a 64-bit number for each sample, from the seed and the sample's own values; on the GPU
-    if they are. With one key for all inputs, those of different sizes would repeat each other's numbers."""
+    """For each input, a 64-bit key for each sample, from the seed and the sample's values, on the input's
+    device. With one key for all inputs, inputs of different sizes would get the same numbers."""
     drawing, device = generators(inputs, seed), inputs[0].device
     seeds = ([each.initial_seed() for each in drawing(i)] for i in range(len(inputs)))
     keys = [torch.tensor(own, dtype=torch.int64, device="cpu") for own in seeds]
@@ -81,7 +81,7 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 
 def between(inputs: Tensors, given: Sequence[Tensors], seed: int) -> Callable[[int], tuple[Tensors, Tensors]]:
-    """From a number to a random point between a random one of the given baselines and the input, and
+    """A function from the index of a draw to a random point between a random baseline and the input, and
     input - baseline."""
     uniform, kinds = partial(torch.rand, 2, dtype=torch.float32, device="cpu"), [x.dtype for x in inputs]
     drawing = generators(inputs, seed)

@@ -1,7 +1,7 @@
-"""Linear ops and their gradient without a graph: convolutions, linear layers, batch norms that use their
-running statistics, average pooling. Dense as torch computes it, or from the few units that passed.
+"""Linear ops and their gradients without autograd: convolutions, linear layers, batch norms with running
+statistics, average pooling. Gradients are dense, as torch computes them, or use only the units that passed.
 
-Each takes tensors and numbers: the engine reads them from a call's arguments.
+Ops are made of tensors and numbers, which the engine reads from a call's arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Gradient = tuple[Any, str | None]  # a tensor or a Sparse, and how it was comput
 
 
 class LinearOp(Protocol):
-    """The gradient of R with respect to the op's one data tensor. R counts `within` a region of its maps."""
+    """The gradient with respect to the op's only data tensor. R is taken as 0 outside `within`."""
 
     def gradient(self, R: Any, within: Region | None = None) -> Gradient: ...
 
@@ -61,7 +61,7 @@ class Geometry(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def geometry(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry:
-    """From a call's arguments: None, one number for all dimensions, or one for each."""
+    """The geometry from a call's arguments: None, one number for all dimensions, or one for each."""
     dims = len(kernel)
     padding = 0 if padding in (None, "valid") else padding
     stride, dilation, groups = (1 if value is None else value for value in (stride, dilation, groups))
@@ -96,7 +96,7 @@ class Conv:
         if groups == 1 and R.is_cuda:  # the same kernels, with less overhead
             left = _left_over(self.shape[2:], R.shape[2:], self.geometry)
             return _TRANSPOSED[len(kernel)](R, weight, None, stride, padding, left, 1, dilation)
-        like = R.new_empty_strided((len(R), *self.shape[1:]), self._strides)  # the layout of x, not read
+        like = R.new_empty_strided((len(R), *self.shape[1:]), self._strides)  # gives the layout of x
         mask, none = (True, False, False), (0,) * len(kernel)
         grad: Tensor = _convolution_backward(
             R, like, weight, None, stride, padding, dilation, False, none, groups, mask
@@ -122,7 +122,7 @@ _TRANSPOSED: dict[int, Any] = {
 
 @lru_cache(maxsize=4096)
 def _left_over(inputs: tuple[int, ...], outputs: tuple[int, ...], windows: Geometry) -> tuple[int, ...]:
-    """The last inputs of each dimension, which no window reaches."""
+    """The number of inputs at the end of each dimension that no window reaches."""
     return tuple(
         inputs[d]
         + 2 * windows.padding[d]
@@ -140,7 +140,7 @@ def _in_two_dimensions(
     geometry: Geometry,
     within: Region | None,
 ) -> native.Convolution:
-    """A convolution as the kernel takes it; one dimension is a row."""
+    """The arguments of the native kernel; a 1-D convolution becomes a 2-D one with one row."""
     kernel, stride, padding, dilation, groups = geometry
     n, channels_in, *size = inputs
     channels_out, *lengths = outputs
@@ -171,9 +171,9 @@ class Linear:
 
 
 class Scale:
-    """y = x * scale + shift, one of each for a channel: a batch norm that does not use its batch.
+    """y = x * scale + shift for each channel: a batch norm with running statistics.
 
-    torch's own gradient is not used: on CPUs it is wrong for one sample if R is strided (up to torch 2.13).
+    torch's gradient is not used: on CPUs it is wrong for one sample if R is strided (up to torch 2.13).
     """
 
     __slots__ = ("_dtype", "_eps", "_variance", "_weight")
@@ -188,7 +188,7 @@ class Scale:
         return self._dense(R), "dense"
 
     def scale(self) -> Tensor:
-        """One number for each channel."""
+        """The scale of each channel."""
         variance, weight = self._variance.value, self._weight.value
         if _plain(variance) and (weight is None or _plain(weight)):
             return native.scale(variance, weight, self._eps)
@@ -196,7 +196,7 @@ class Scale:
         return inverse if weight is None else (inverse * weight).to(self._dtype)
 
     def _inverse(self) -> Tensor:
-        """1 / the standard deviation, rounded once where there are doubles."""
+        """1 / standard deviation, computed in float64 where available."""
         variance = self._variance.value
         variance = variance if variance.device.type == "mps" else variance.double()
         return (variance + self._eps).rsqrt().to(self._dtype)
@@ -215,7 +215,7 @@ class Scale:
 
 
 class AvgPool:
-    """y = the mean of each window: on CPUs, torch takes long for its gradient."""
+    """y = the mean of each window. On CPUs, torch's gradient is slow."""
 
     __slots__ = ("_padded", "_shape", "_windows")
 
@@ -235,7 +235,7 @@ class AvgPool:
 
 
 def _same_real(weight: Tensor, x: Tensor) -> bool:
-    """Both of one type, and not complex: that gradient needs a conjugate."""
+    """Whether both have the same dtype, which is not complex (that gradient needs a conjugate)."""
     return weight.dtype is x.dtype and not x.dtype.is_complex
 
 
@@ -265,7 +265,7 @@ def avg_pool(x: Tensor, kernel: Any, stride: Any, padding: Any, padded: Any, *un
 
 
 _POOL = "kernel_size stride padding count_include_pad ceil_mode divisor_override"
-# By a call's name: the arguments that matter, and what makes a linear op of the data and those, if it can.
+# For each name of a call, the arguments that matter, and a function that makes the linear op, or None.
 LINEAR_OPS: dict[str, tuple[tuple[str, ...], Callable[..., LinearOp | None]]] = {
     name: (tuple(arguments.split()), make)
     for names, arguments, make in (
@@ -279,7 +279,7 @@ LINEAR_OPS: dict[str, tuple[tuple[str, ...], Callable[..., LinearOp | None]]] = 
 }
 
 
-# Small tensors that many calls share. A captured graph holds on to those it reads.
+# Small tensors that many calls share. A captured graph keeps a reference to those that it reads.
 constants: dict[Any, Tensor] = {}
 
 
@@ -301,7 +301,7 @@ def _plain(x: Tensor) -> bool:
 
 
 def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:
-    """R times 1 inside the region and 0 outside: what is not finite there stays so, and is noticed."""
+    """R times 1 inside the region and 0 outside. Non-finite values outside stay so and are detected."""
     if within is None:
         return R
     size = tuple(R.shape[-len(within) :])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rectgrad.kernels.reference import precise
 
-BLOCK = 64  # masks that are made at a time for a weighted sum
+BLOCK = 64  # masks per step of a weighted sum
 
 
 class Windows:
@@ -55,8 +55,8 @@ def _covered(along: Sequence[range], side: int) -> Tensor:
 class Masks:
     """Random masks as in RISE (Petsiuk et al. 2018), the same on every device.
 
-    Each is a grid of cells, 1 with probability `keep` and else 0, upsampled linearly to one cell more than is
-    needed, and cut out at a random place.
+    Each is a grid of cells that are 1 with probability `keep` and 0 otherwise. It is upsampled linearly to a
+    size of one more cell than needed, and cropped at a random place.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The native kernels (native/*.c) as Python functions: float32 on the CPU. Optional: `load` gives None where
-they were not built."""
+"""The native kernels (native/*.c) as Python functions, for float32 on the CPU. They are optional: `load`
+returns None if they were not built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rectgrad.kernels.sparse import Sparse
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
 RULES = {"PR1": 0, "PR2": 1, "PR3": 2, "PR4": 3}
-DENSEST = 0.25  # share of units from which on a dense convolution is the faster one
+DENSEST = 0.25  # from this share of units on, a dense convolution is faster
 
 
 class _Survivors(Structure):
@@ -78,7 +78,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library | None:
-    """The library for this processor's instructions; None where there is none."""
+    """The library for this processor's instructions, or None."""
     level = _level()
     while level >= 0 and _is_current():
         path = FOLDER / f"_native_{LEVELS[level]}.so"
@@ -94,7 +94,7 @@ def _level() -> int:
 
 
 def _is_current() -> bool:
-    """Whether the libraries were built from the sources beside them. Others may take other arguments."""
+    """Whether the libraries were built from these sources. Others may take different arguments."""
     sources = sorted((FOLDER / "native").glob("*.[ch]"))
     built = getattr(ctypes.CDLL(str(FOLDER / "_native_base.so")), "rg_sources", lambda: 0)()
     if not sources or built & 0xFFFFFFFF == zlib.crc32(b"".join(path.read_bytes() for path in sources)):
@@ -128,7 +128,7 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _pool() -> int | None:
-    """The address of GOMP_parallel in the OpenMP runtime that torch brought along."""
+    """The address of GOMP_parallel in the OpenMP runtime of torch."""
     for path in _openmp():
         try:
             return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, c_void_p).value
@@ -156,7 +156,7 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [c_void_p, c_void_p, c_v
 class Lists:
     """The units of one layer that passed, in memory of the native library.
 
-    A capsule frees them: a `__del__` in Python could swallow an interrupt that arrives while it runs.
+    A capsule frees them, because a `__del__` in Python could swallow an interrupt.
     """
 
     __slots__ = ("_owner", "counts", "library", "pointer")
@@ -224,7 +224,7 @@ class Native(Portable):
         rule: str,
         sums: list,
     ) -> Any:
-        """A `Sparse`, if few units passed in every row."""
+        """Like `Reference.rectify`, but returns a `Sparse` if few units passed in every row."""
         if a.dtype is torch.float32 and R.dtype is torch.float32:
             found = rectify(self.library, a, R, rows, k, tau, rule, sums)
             if found is not None:

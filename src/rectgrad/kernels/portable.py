@@ -1,8 +1,8 @@
 """Exact selection with numpy: for a CPU without the native kernels.
 
-A sample of the scores gives a bound slightly below tau; only the scores above it are partitioned. numpy's
-partition of a whole row would be many times slower: half of the scores are zero. Operations on whole layers
-are torch's, which uses threads.
+A sample of the scores gives a bound slightly below tau, and only the scores above it are partitioned. Using
+numpy's partition on whole rows would be many times slower, because half of the scores are zero. Operations on
+whole layers use torch, which is multithreaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rectify(a: Tensor, R: Tensor, rows: int, k: int) -> Tensor:
     """R where a * R exceeds the row's k-th smallest, 0 elsewhere."""
     score, R = torch.mul(a, R).reshape(rows, -1), R.resolve_neg().reshape(rows, -1)
     out = torch.empty_like(score)
-    with np.errstate(all="ignore"):  # values that are not finite are reported elsewhere
+    with np.errstate(all="ignore"):  # non-finite values are reported elsewhere
         for row, gradient, passed in zip(score, R, out, strict=True):
             tau = _largest(row.numpy(), row.numel() - k)
             _pass_above(gradient, row, tau, grad_input=passed)
@@ -90,11 +90,11 @@ def _at(values: np.ndarray, rank: int) -> float:
 
 
 def _where(row: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    return row[np.flatnonzero(mask)]  # faster than the mask itself if little is true
+    return row[np.flatnonzero(mask)]  # faster than the mask itself if few are True
 
 
 def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
-    """The few elements of a row that are at least `bound`: eight at a time, most of which have none."""
+    """The few elements of a row that are at least `bound`, found in groups of eight."""
     whole = row.size // 8 * 8
     eights = np.flatnonzero((row[:whole] >= bound).view(np.uint64) != 0)
     some = np.concatenate([row[:whole].reshape(-1, 8).take(eights, 0).reshape(-1), row[whole:]])
@@ -102,7 +102,7 @@ def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _bound(row: np.ndarray, rank: int) -> float:
-    """A number that tau very probably exceeds; 0 where there is none among the positive ones."""
+    """A positive number that tau very probably exceeds; 0 if there is none."""
     if row.size < 8 * SAMPLE:
         return 0.0
     step = row.size / SAMPLE
@@ -112,4 +112,4 @@ def _bound(row: np.ndarray, rank: int) -> float:
     return _at(sample, index) if index < SAMPLE else 0.0
 
 
-_JITTER = np.random.default_rng(0).random(SAMPLE)  # a fixed step would see one column of the image
+_JITTER = np.random.default_rng(0).random(SAMPLE)  # a fixed step would sample a single column of the image

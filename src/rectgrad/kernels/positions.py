@@ -18,7 +18,7 @@ Sizes = tuple[int, ...]
 
 
 class Image(NamedTuple):
-    """How to see the positions of a tensor; called with one, it returns a view, (N, C, d1..dk)."""
+    """How a tensor's positions are laid out. Called with a tensor, it returns a view, (N, C, d1..dk)."""
 
     channels_last: bool
     grid: Sizes
@@ -32,7 +32,7 @@ class Image(NamedTuple):
 
 
 class Grids:
-    """The images that a pass meets, of as many dimensions as one of its inputs. `now`: the calls so far."""
+    """The image sizes that occur in a pass, with as many dimensions as an input. `now`: the calls so far."""
 
     def __init__(self, n: int, dims: Iterable[int]) -> None:
         self._n, self._dims = n, frozenset(dims)
@@ -41,7 +41,7 @@ class Grids:
         self.now = 0
 
     def meet(self, name: str, family: str | None, source: Sizes, shape: Sizes) -> None:
-        """A call by its name and family, with the shapes of its first input and its result."""
+        """Processes a call: its name, its family, and the shapes of its first input and its result."""
         self.now, source, shape = self.now + 1, tuple(source), tuple(shape)
         if family in ("conv", "conv_transpose", "max_pool", "avg_pool"):
             for each in (source, shape):

@@ -27,7 +27,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def precise(x: Tensor) -> Tensor:
-    """x in float64, where the device has it."""
+    """x in float64, if the device supports it."""
     return x if x.device.type == "mps" else x.double()
 
 
@@ -37,7 +37,7 @@ def per_sample(x: Tensor) -> Tensor:
 
 
 def rank(d: int, q: float) -> int:
-    """Which of d units, from the smallest and counted from 1, is the q-th percentile."""
+    """The rank of the q-th percentile among d units, from the smallest, counted from 1."""
     return d - round((d - 1) * (1 - q / 100))
 
 
@@ -115,7 +115,7 @@ def largest_q(s: Tensor, interpolation: str) -> float:
 
 
 def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:
-    """What would let something through a layer with these scores; None if something did go through."""
+    """Why no unit with these scores passes, and what to change; None if one does."""
     if tau is not None:
         stopped = bool(0 < s.max() <= tau)
         return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None

@@ -1,7 +1,7 @@
 """The one sparse type: the units of a gradient that passed a rectified activation.
 
-It takes the place of a gradient tensor in the backward walk. A linear op that has a kernel for it reads the
-lists; everything else asks for the `dense` tensor, which is made once.
+In the backward pass it replaces a gradient tensor. Linear ops with a kernel for it read the lists. All other
+ops use the `dense` tensor, which is computed once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class Sparse:
-    """A gradient of this shape that is zero but for the units in `lists` (positions and values, one list for
-    each sample), times `scale`: a factor for each channel, applied when the values are used."""
+    """A gradient of this shape that is zero except for the units in `lists` (positions and values, one list
+    for each sample). `scale` is a factor for each channel, applied when the values are used."""
 
     __slots__ = ("_dense", "lists", "scale", "shape")
 
