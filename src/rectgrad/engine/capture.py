@@ -1,9 +1,9 @@
 """Capture: the forward and the backward pass of a model as one CUDA graph, for many inputs of one shape.
 
-A graph replays the kernels of one pass on other values: the model's Python does not run again. So everything
-that could make a replay wrong is checked: at capture that the graph agrees with an ordinary call, at every
-call that the inputs and the model are the ones it was captured for, and in the graph itself that nothing
-needs an ordinary call's warnings and errors.
+A graph replays the kernels of one pass on other values, without running the model's Python code. Several
+checks prevent wrong replays: at capture, that the graph agrees with an ordinary call; at every call, that the
+inputs and the model match those at capture; and in the graph itself, that there is no reason for a warning or
+an error, which only an ordinary call can give.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REFUSED = "the model cannot be captured"
 
 
 class StaleCaptureError(RuntimeError):
-    """The inputs or the model are not the ones that a capture was made for."""
+    """The inputs or the model do not match those at capture."""
 
 
 class NeedsOrdinaryCallError(Exception):
-    """A replay found something that deserves the warnings or the error of an ordinary call."""
+    """A replay found a reason for a warning or an error, which an ordinary call will give."""
 
 
 def captured_pass(request: Request, method: Any) -> Graph:
@@ -47,7 +47,7 @@ def captured_pass(request: Request, method: Any) -> Graph:
 
 
 def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
-    """The raw maps, the outputs, and whether something calls for an ordinary call."""
+    """The raw maps, the outputs, and whether an ordinary call is needed."""
     suspicions: list[Tensor] = []
     request = replace(request, suspicions=suspicions)
     raw = method.raw(request)
@@ -58,7 +58,7 @@ def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
 
 
 class Capture(Generic[Inputs]):
-    """A captured model: called with inputs and a target, it gives their maps, as fresh tensors."""
+    """A captured model. Called with inputs and a target, it returns their maps as new tensors."""
 
     def __init__(self, request: Request, method: Any, ordinary: Callable[..., Any]) -> None:
         """ordinary: (inputs, target, method=method) -> maps, by an ordinary call."""
@@ -109,7 +109,7 @@ class Capture(Generic[Inputs]):
         return self._ordinary(inputs, asked)
 
     def replayed(self, inputs: Maps, asked: Any) -> tuple[Maps, Tensor | None]:
-        """The maps and, if one backward pass makes them, the outputs. An error if an ordinary call is due."""
+        """The maps and, if they need one backward pass, the outputs. Raises if an ordinary call is needed."""
         with self._lock:
             if self._graph is None:
                 self._check_model()
@@ -142,8 +142,8 @@ class Capture(Generic[Inputs]):
                 raise StaleCaptureError(f"the weight {name!r} was replaced after the capture; capture again")
 
     def check_replays(self) -> None:
-        """An error unless replays agree with ordinary calls, on the example and on a changed one. Of averages
-        the inner method: they run several copies in one pass, which another kernel rounds differently."""
+        """Raise an error unless replays agree with ordinary calls, on the example and a modified copy. For
+        averages, check the inner method: several copies in one pass may be rounded by another kernel."""
         example, replayed = self._request.inputs, cast(Any, copy.copy(self))
         ordinary = lambda x, t=self._request.target: self._ordinary(x, t, self._inner)  # noqa: E731
         replayed._method, replayed._ordinary = self._inner, ordinary
@@ -152,7 +152,7 @@ class Capture(Generic[Inputs]):
                 warnings.simplefilter("ignore")
                 expected = ordinary(inputs)
                 difference = _difference(replayed(inputs), expected)
-                # Kernels that do not repeat themselves move units across a threshold in any two calls.
+                # Nondeterministic kernels can move units across a threshold between any two calls.
                 repeats = _difference(ordinary(inputs), expected) if difference > 1e-5 else 0
             if difference > max(1e-5, 2 * repeats):
                 differs = f"a replay differs from an ordinary call by {difference:.1g} of the map's maximum"

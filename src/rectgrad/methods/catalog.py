@@ -45,17 +45,17 @@ METHODS: dict[str, Method] = {
 
 
 def every_name() -> list[str]:
-    """What `all` stands for: methods that need no further option, and no thousands of passes as RISE does."""
+    """The methods of `all`: those that need no further option, and not thousands of passes like RISE."""
     return [name for name, method in METHODS.items() if method.ready and not isinstance(method, RISE)]
 
 
 def title_of(name: str) -> str:
-    """What figures and tables call a listed method."""
+    """The title of a listed method in figures and tables."""
     return METHODS[name].title or type(METHODS[name]).__name__
 
 
 def name_of(method: Method) -> str:
-    """The name under which a method, or one of its class, is listed; the class name if none is."""
+    """The name under which a method or its class is listed; otherwise the class name."""
     exact = [name for name, listed in METHODS.items() if _equal(listed, method)]
     alike = [name for name, listed in METHODS.items() if type(listed) is type(method)]
     return (exact or alike or [type(method).__name__])[0]
@@ -70,7 +70,7 @@ def describe(method: Method) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """An option as JSON can hold it."""
+    """An option as a JSON value."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)}"
     return describe(value) if isinstance(value, Method) else value
@@ -79,7 +79,7 @@ def plain_value(value: Any) -> Any:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except RuntimeError:  # tensors are compared number by number
+    except RuntimeError:  # tensors are compared elementwise
         return False
 
 

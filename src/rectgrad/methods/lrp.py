@@ -42,7 +42,7 @@ class Relevance(Method):
         return times(raw, inputs)
 
     def _account(self, request: Request) -> Account:
-        """By a backward pass for each sample, since dimensions do not always tell them apart."""
+        """One backward pass per sample, because dimensions do not always identify the samples."""
         if (passed := request.passed) is None:
             raise RuntimeError("the record of the forward pass is gone; keep it to ask where relevance went")
         target, state, found = request.resolved(passed.outputs), passed.state, []
@@ -144,7 +144,7 @@ EXPLODED = 100.0  # times the largest output
 
 
 def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None:
-    """Relevance should sum to about the score: say if it became much larger, and in which layer."""
+    """Warn if the sum of relevance is much larger than the score, and name the layer."""
     if request.diagnosing or request.answer is None or not len(request.answer):
         return
     total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
@@ -164,7 +164,7 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
 
     def look(op: Op, R: Tensor) -> None:
         layer = op.facts.part_of or op
-        within = op in (layer, *layer.facts.after)[:-1]  # R is relevance / the output of the whole
+        within = op in (layer, *layer.facts.after)[:-1]  # R is relevance / output of the linear map
         if not found and not within and float((op.output.double() * R).sum().abs()) > bound:
             found.append(readers.get(id(op), op))
         readers.update((id(source), op) for source in op.sources if id(source) not in readers)
@@ -175,7 +175,7 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
 
 
 def _last_layer(request: Request, method: Any) -> str:
-    """The layer beyond which no relevance goes."""
+    """The last layer that relevance reaches."""
     reached: list[Op] = []
     again = request.watched(lambda op, R: reached.append(op) if bool(R.any()) else None)
     method.raw(again)

@@ -1,4 +1,4 @@
-"""What every method is: a frozen dataclass whose fields are its options.
+"""The base class of methods: a frozen dataclass whose fields are the options.
 
 A method names the rules of its backward pass and what happens to the gradient that arrives at the input.
 """
@@ -19,13 +19,13 @@ from rectgrad.methods.options import check
 
 Maps = tuple[Tensor, ...]
 
-# Who is told how many inputs of a method with many passes are done, and of how many.
+# A callback (done, count) that is called while a method with many passes is computed.
 progress: ContextVar[Callable[[int, int], None]] = ContextVar("progress", default=lambda done, count: None)
 
 
 @dataclass(frozen=True)
 class Method(Plan):
-    """The plain gradient, unless a subclass says otherwise."""
+    """A method. Without overrides, the plain gradient."""
 
     one_backward: ClassVar[bool] = True  # a single backward pass makes the map
     runs_model: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class Method(Plan):
         return request.backward(self)
 
     def finish(self, raw: Maps, inputs: Maps) -> Maps:
-        """The map, from the gradient that arrived."""
+        """The map, computed from the gradient that arrives at the input."""
         return raw
 
     def maps(self, request: Request) -> Maps:
@@ -55,7 +55,7 @@ class Method(Plan):
         return self
 
     def repeated(self, k: int, inputs: Maps) -> Method | None:
-        """The method for k copies of the samples, one after the other; None if it cannot tell them apart."""
+        """The method for k concatenated copies of the samples; None if there is none."""
         return self if type(self).rows is Method.rows else None
 
     def at_points(self, ask: Ask, request: Request, points: PointsBetween, count: int) -> Iterator[Maps]:

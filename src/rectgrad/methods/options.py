@@ -18,16 +18,16 @@ from torch import Tensor
 def option(
     default: Any, help: str, *, low: float = -math.inf, high: float = math.inf, choices: Sequence[str] = ()
 ) -> Any:
-    """A field of a method. The command line, the explorer and the docs take its help text from here.
+    """A field of a method. The command line, the explorer and the docs show its help text.
 
-    A number lies between `low` and `high`, both included; a string is one of `choices`.
+    A number must lie between `low` and `high`, both included; a string is one of `choices`.
     """
     metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices)}
     return field(default=default, metadata=metadata)
 
 
 def offered(method: Any) -> list[Field[Any]]:
-    """The fields whose values people can type: tensors are given in Python alone."""
+    """The fields whose values can be typed. Tensors can only be passed in Python."""
     return [each for each in fields(method) if "Tensor" not in _declared(each)]
 
 
@@ -47,7 +47,7 @@ _TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
 
 
 def type_of(field: Field[Any]) -> type:
-    """The type of a field's values as people type them: what is no number and no flag is a string."""
+    """The type of a field's values when typed: a number, a flag, or otherwise a string."""
     return _TYPES.get(_declared(field).removesuffix(" | None"), str)
 
 
@@ -56,7 +56,7 @@ def _declared(field: Field[Any]) -> str:
 
 
 def check(method: Any) -> None:
-    """Every field against its declared type, range and choices."""
+    """Check every field against its declared type, range and choices."""
     for each in fields(method):
         declared, value = _declared(each), getattr(method, each.name)
         kind = declared.removesuffix(" | None")
@@ -70,7 +70,7 @@ def check(method: Any) -> None:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """A scalar of numpy or torch as a number of Python, anything else as it is."""
+    """A scalar of numpy or torch as a Python number; other values unchanged."""
     if not isinstance(value, bool):
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             return value.__index__() if kind == "int" else value.item()
@@ -78,7 +78,7 @@ def _plain(value: Any, kind: str) -> Any:
 
 
 def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] | None:
-    """The kind of error and what would be valid; None if the value is."""
+    """The kind of error and what would be valid; None if the value is valid."""
     choices, low, high = map(declared.get, ("choices", "low", "high"), ((), -math.inf, math.inf))
     if kind == "bool" and not isinstance(value, bool):
         return TypeError, "True or False"

@@ -74,7 +74,7 @@ class RectGrad(Method):
 
 
 class GatedRectGrad(Plan):
-    """RectGrad in a pass whose gate is known: first the plan of the walk that finds it."""
+    """RectGrad with the gate of a particular pass. At first, the plan of the pass that computes the gate."""
 
     def __init__(self, method: RectGrad, request: Request, passed: Pass, scores: Tensor) -> None:
         self.facts, self.rules = (find_gates,), rules.class_layer_rules  # type: ignore[misc,method-assign]

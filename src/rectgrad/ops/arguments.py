@@ -1,4 +1,4 @@
-"""The arguments of a recorded call: places of data tensors among them, and the `inplace` flag."""
+"""The arguments of a recorded call: placeholders for data tensors, and the `inplace` flag."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rectgrad.ops.table import Spec
 
 
 class Slot(int):
-    """The place of the i-th data tensor among a call's arguments."""
+    """A placeholder for the i-th data tensor among a call's arguments."""
 
 
-NESTED = (Slot, tuple, list)  # what may hold a slot
+NESTED = (Slot, tuple, list)  # types that may contain a slot
 
 
 def fill(value: Any, data: Sequence[Tensor]) -> Any:
-    """`value` with the data tensors back in their slots."""
+    """`value` with slots replaced by data tensors."""
     kind = type(value)
     if kind is Slot:
         return data[value]
@@ -28,7 +28,7 @@ def fill(value: Any, data: Sequence[Tensor]) -> Any:
 
 
 def out_of_place(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-    """The call without its `inplace` flag, and whether it was set."""
+    """The arguments without the `inplace` flag, and the value of the flag."""
     if "inplace" in kwargs:
         return args, {k: v for k, v in kwargs.items() if k != "inplace"}, bool(kwargs["inplace"])
     at = spec.at.get("inplace")
@@ -45,7 +45,7 @@ def updates_statistics(spec: Spec, args: tuple, kwargs: dict) -> bool:
 
 
 def with_own_statistics(spec: Spec, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The call with running statistics as copies: in training mode it would update the model's own."""
+    """The arguments with copies of running statistics, which would be updated in training mode."""
     if not updates_statistics(spec, args, kwargs):
         return args, kwargs
     own = spec.arguments(("running_mean", "running_var"), args, kwargs)

@@ -1,7 +1,7 @@
-"""Calls with other calls inside: torch's own composites are re-entered, a few fused ops are written out.
+"""Composite functions of torch, whose bodies run under the recorder, and decompositions of a few fused ops.
 
-A composite of torch.nn.functional reaches the mode as one call; running its body under the mode shows what is
-inside (the projections and the softmax of multi-head attention, for example).
+A composite function of torch.nn.functional reaches the mode as one call. Running its body under the mode
+records the calls inside, for example the projections and the softmax of multi-head attention.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_funct
 
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
-    """The body of one of torch's own composites, which does not dispatch itself again; None for others."""
+    """The body of a composite function of torch, without its own dispatch; None for other functions."""
     if not isinstance(func, types.FunctionType) or func.__closure__ or func is torch.meshgrid:
         return None  # the body of meshgrid calls a function that dispatches meshgrid
     if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
     if func.__name__.startswith("lp_pool"):
-        scope["relu"] = lambda x: x  # of an absolute value: it changes nothing, and is no activation
+        scope["relu"] = lambda x: x  # of an absolute value: not an activation
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
 
 
 _ONE = torch.ones(1, 1, 1, device="cpu")
-# A query that may attend to nothing gets zeros, and NaN before torch 2.5.
+# The result of a query whose keys are all masked: zero, or NaN before torch 2.5.
 _BLIND = F.scaled_dot_product_attention(_ONE, _ONE, _ONE, attn_mask=_ONE < 0).item()
 
 
@@ -53,7 +53,7 @@ def attention(op: Op) -> Tensor:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)
     mask = op.argument("attn_mask")
-    if mask is None:  # every query sees a key, so that four passes over the scores are saved
+    if mask is None:  # no query is fully masked, which saves four passes over the scores
         weights = scores.softmax(-1)
     else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -69,21 +69,21 @@ def glu(op: Op) -> Tensor:
 
 
 def norm(op: Op) -> Any:
-    """Normalisation by its elementary steps: centre, square, mean, reciprocal root, product, scale."""
+    """Normalisation in elementary steps: centre, square, mean, reciprocal root, product, scale."""
     rows, scale = _normalised(op, op.inputs[0])
     y = _affine(op, (rows * scale).reshape(op.inputs[0].shape))
     return (y, None, None) if op.name == "native_layer_norm" else y
 
 
 def norm_gradient(op: Op, R: Tensor) -> Tensor:
-    """R through a normalisation whose denominator is a constant."""
+    """The gradient of a normalisation whose denominator is treated as a constant."""
     rows, centred = _groups(op, _affine(op, R, shift=False))
     rows = rows * _normalised(op, op.inputs[0])[1]
     return (rows - rows.mean(-1, keepdim=True) if centred else rows).reshape(R.shape)
 
 
 def _normalised(op: Op, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The elements, centred if the norm does that, and the factor that normalises them."""
+    """The elements, centred if the norm centres them, and the factor that normalises them."""
     rows, centred = _groups(op, x)
     rows = rows - rows.mean(-1, keepdim=True) if centred else rows
     eps = op.argument("eps", torch.finfo(x.dtype).eps if op.name == "rms_norm" else 1e-5)
@@ -108,7 +108,7 @@ def _affine(op: Op, y: Tensor, shift: bool = True) -> Tensor:
 
 
 def vector_norm(op: Op) -> Tensor:
-    """The p-norm by its elementary steps: absolute values, powers, a sum, a root."""
+    """The p-norm in elementary steps: absolute values, powers, a sum, a root."""
     x, p = op.inputs[0], op.argument("ord", 2)
     p = 2 if p == "fro" else p
     dim, keepdim = op.argument("dim"), op.argument("keepdim", False)

@@ -1,4 +1,4 @@
-"""Parts of a network whose activations no rule can reach, told by the names of autograd's nodes."""
+"""Finds parts of a network whose activations rules cannot reach, by the names of autograd's nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rectgrad.ops.table import LINEAR_CALLS, RECTIFIERS, refine
 
-# Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
+# Backward nodes of rectifiers. Those with a rule are bridged, so these ran where the mode did not see them.
 _UNSEEN = {name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()}
 _UNSEEN |= {"prelukernel": "PReLU", "rreluwithnoise": "RReLU"}
 
@@ -34,7 +34,7 @@ def hidden_part(
 
 
 def _unseen(node: Any, kind: str, saved: Callable[..., Any]) -> str | None:
-    """The rectifier that one of torch's own nodes belongs to."""
+    """The name of the rectifier that a node of torch belongs to, or None."""
     if kind not in ("clamp", "clampmin", "hardtanh"):
         return _UNSEEN.get(kind)
     bounds = {"min": saved(node, "min", "min_val"), "max": saved(node, "max", "max_val")}
@@ -42,7 +42,7 @@ def _unseen(node: Any, kind: str, saved: Callable[..., Any]) -> str | None:
 
 
 def _foreign(name: str, inside: Mapping[str, list[str]]) -> str | None:
-    """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
+    """Why a custom autograd.Function is not accepted; None if all of its calls are known to be linear."""
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
     custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op

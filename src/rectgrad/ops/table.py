@@ -1,4 +1,4 @@
-"""Op families and their aliases: which torch function is what kind of step. Data, and its lookup.
+"""Op families and their aliases: the kind of op that each torch function is. Data, and its lookup.
 
 A rule is written for a family. Every spelling of an op (`torch.relu`, `Tensor.relu_`, `F.relu`, `aten::relu`,
 ...) is found by its name in torch's own namespaces, so an alias is written here once. A function belongs to a
@@ -19,18 +19,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-# Rectifier-like activations: small or negative in, little out; large in, large out.
+# Rectifier-like activations: close to zero for negative inputs, increasing for positive ones.
 RECTIFIERS = frozenset(
     "relu relu6 leaky_relu rrelu prelu elu celu selu silu gelu mish hardswish softplus".split()
 )
 # Rectifiers whose output is positive exactly where their input is.
 SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
-# Functions of one data tensor: of two (a power of one to the other), they have no family.
+# Functions of one data tensor. With two of them, as in x ** y, they have no family.
 OF_ONE = RECTIFIERS | {"clamp", "squash", "unary"}
 
 FAMILIES: dict[str, str] = {
     **{name: name for name in RECTIFIERS},
-    # What these are depends on their bounds: see `refine`.
+    # Their family depends on their bounds: see `refine`.
     "clamp": "clamp clip clamp_min hardtanh threshold",
     "squash": "sigmoid expit tanh hardsigmoid softsign logsigmoid log_sigmoid tanhshrink",
     "unary": "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal abs absolute erf erfc sin cos "
@@ -62,7 +62,7 @@ FAMILIES: dict[str, str] = {
     "cat": "cat concat concatenate",
 }
 
-# Linear in the input and without a shift: every method passes them by their plain gradient, exactly.
+# Linear in the input and without a shift: the plain gradient is exact for every method.
 ROUTING = frozenset(
     "view view_as reshape reshape_as flatten unflatten permute transpose t swapaxes swapdims movedim "
     "moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile repeat_interleave cat concat "
@@ -76,28 +76,28 @@ ROUTING = frozenset(
     "upsample_linear1d upsample_trilinear3d native_dropout _unsafe_view _to_copy __copy__ data".split()
 )
 
-# What a custom autograd.Function may do without hiding an activation: gradient reversal, say.
+# Calls that a custom autograd.Function, such as gradient reversal, may make without hiding an activation.
 _LINEAR = "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
 LINEAR_CALLS = ROUTING.union(*(FAMILIES[family].split() for family in _LINEAR)) - {"rdiv"}
 
-# Said when a network has nothing to rectify: ways an activation is written out by hand.
+# Parts of hand-written activations, named in the error if a network has nothing to rectify.
 BY_HAND = frozenset(
     "gt ge lt le __gt__ __ge__ __lt__ __le__ greater greater_equal less less_equal where sign heaviside abs "
     "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax erf".split()
 )
 
-# Asked of a tensor, not done with it: the engine has nothing to see there.
+# Queries about a tensor, which the engine ignores.
 QUESTIONS = frozenset(
     "dim size stride numel nelement ndimension element_size storage_offset data_ptr is_contiguous "
     "is_floating_point is_complex is_inference is_tensor is_same_size get_device __len__".split()
 )
 
-# Attributes of which a recorded tensor says the same as any other.
+# Attributes that have the same value for recorded tensors as for others.
 PLAIN_ATTRIBUTES = frozenset(
     "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
     "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
 )
-# Calls that the recorder does not link: they do more than compute a result, or hide what they compute.
+# Calls that the recorder does not link: they have side effects, or hide what they compute.
 UNLINKABLE = frozenset(
     "__setitem__ copy alias lift_fresh detach requires_grad_ requires_grad data __copy__ __deepcopy__ "
     "numpy_T register_hook register_post_accumulate_grad_hook retain_grad set numpy __array__ storage "
@@ -105,67 +105,67 @@ UNLINKABLE = frozenset(
     "rnn_tanh_cell rnn_relu_cell bernoulli dequantize quantize_per_tensor quantize_per_channel "
     "fake_quantize_per_tensor_affine to_sparse to_dense to_mkldnn refine_names rename align_to".split()
 )
-# Calls of one meaning, whatever their arguments: only in training mode a batch norm does more.
+# Calls whose family does not depend on their arguments, except for batch norm in training mode.
 SIMPLE = frozenset(
     "conv1d conv2d conv3d linear batch_norm relu add max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
-# New tensors from a tensor's shape and type alone, and constants that are given these.
+# New tensors made from the shape and dtype of another, and constants converted to these.
 NEW_TENSORS = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
     "new_tensor type_as view_as reshape_as expand_as".split()
 )
-# Another shape of the same values; names of autograd nodes too, as in the next two.
+# Changes of shape. Here and in the next two, also the names of autograd nodes.
 CHANGES_SHAPE = frozenset(
     "view unsafeview reshapealias transpose permute unsqueeze squeeze t alias reshape flatten unflatten "
     "swapaxes swapdims movedim moveaxis contiguous".split()
 )
-# Where the channels are, by what made a tensor.
+# The position of the channels, by the call that made a tensor.
 CHANNELS_LAST = frozenset("addmm mm bmm nativelayernorm unsafeview linear matmul layer_norm rms_norm".split())
 CHANNELS_SECOND = frozenset(
     "convolution nativebatchnorm nativegroupnorm conv conv_transpose batch_norm".split()
 )
 
-# Operators by the op they stand for: `__iadd__` is add_, `__rsub__` is rsub, `__rtruediv__` is rdiv.
+# The ops of operators: `__iadd__` is add_, `__rsub__` is rsub, `__rtruediv__` is rdiv.
 _DUNDERS = {
     f"__{prefix}{name}__": {"radd": "add", "rmul": "mul"}.get(op, op).replace("truediv", "div")
     for name in "add sub mul div truediv matmul pow neg abs".split()
     for prefix, op in (("", name), ("r", f"r{name}"), ("i", f"{name}_"))
 }
 
-TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that are tensors made from a tensor
+TRANSPOSES = ("T", "mT", "H", "mH", "real", "imag")  # attributes that return a new tensor
 _ATTRIBUTES = ("__get__", "__set__", "__delete__")
 _SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
 
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """What the table says about one torch function."""
+    """The entry of one torch function."""
 
-    name: str  # the op, whatever it was called through
-    family: str | None  # None: no family, the ordinary gradient
-    func: Callable[..., Any]  # the same op out of place
+    name: str  # of the op
+    family: str | None  # None: no family, always the ordinary gradient
+    func: Callable[..., Any]  # the out-of-place version of the op
     spelling: Callable[..., Any]  # the function itself
     writes: bool  # modifies its first argument
-    own: bool = True  # torch's own function, not one of another library with the same name
+    own: bool = True  # a function of torch, not of another library
 
     @functools.cached_property
     def at(self) -> dict[str, int]:
-        """The position of each parameter, where it is known."""
+        """The position of each parameter, if known."""
         return {name: i for i, name in enumerate(_parameters(self.spelling, self.name))}
 
     @functools.cached_property
     def has_flag(self) -> bool:
-        """Whether a call may say `inplace`."""
+        """Whether a call may have the argument `inplace`."""
         return "inplace" in self.at or not self.own
 
     @functools.cached_property
     def silent(self) -> bool:
-        """A question about a tensor, or an attribute that is no tensor made from it: nothing to record."""
+        """Whether this is a query about a tensor, or an attribute that is no tensor: nothing to record."""
         return self.name in _SILENT and self.attribute not in TRANSPOSES
 
     @functools.cached_property
     def attribute(self) -> str | None:
-        """The name of the attribute that is read or written, if the call does that."""
+        """The name of the attribute, if the call reads or writes one."""
         owner = getattr(self.spelling, "__self__", None) if self.name in _ATTRIBUTES else None
         return getattr(owner, "__name__", None)
 
@@ -182,7 +182,7 @@ _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in nam
 
 
 def plain_name(name: str) -> tuple[str, bool]:
-    """The op's own name and whether this spelling of it works in place."""
+    """The name of an op and whether this spelling is the in-place version."""
     name = _DUNDERS.get(name, name).removeprefix("special_")
     if name.endswith("_") and not name.endswith("__"):
         return name[:-1], True
@@ -190,16 +190,16 @@ def plain_name(name: str) -> tuple[str, bool]:
 
 
 def _parameters(func: Any, name: str) -> Iterable[str]:
-    """The names of a function's parameters: Python's own, or those of the op's overload that has the most."""
+    """The parameters of a function: of its Python signature, or of the op's overload that has the most."""
     if inspect.isfunction(func):
         names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
-        if names != ("args", "kwargs"):  # a wrapper says nothing about what it wraps
+        if names != ("args", "kwargs"):  # the signature of a wrapper
             return names
     packets: Any = (getattr(torch.ops.aten, each, None) for each in (f"linalg_{name}", name))
     found = (getattr(p, each) for p in packets if hasattr(p, "overloads") for each in p.overloads())
     schemas = (each._schema.arguments for each in ((func,) if hasattr(func, "_schema") else found))
     longest = max(([a.name for a in schema if not a.is_out] for schema in schemas), key=len, default=[])
-    # F.max_pool2d and its kind, which are wrappers, take one more than the op.
+    # F.max_pool2d and similar wrappers have one parameter more than the op.
     return ({"self": "input", "p": "ord"}.get(each, each) for each in (*longest, "return_indices"))
 
 
@@ -219,7 +219,7 @@ class Table:
         name, writes = plain_name(attribute)
         # torch.norm is a composite of vector_norm; torch.linalg.norm is an op.
         family = None if name == "norm" and inspect.isfunction(func) else _FAMILY_OF.get(name)
-        with contextlib.suppress(TypeError):  # not hashable: no function that is ever called by a model
+        with contextlib.suppress(TypeError):  # not hashable, so never called as a torch function
             known = self._specs.get(func)
             if known is None or (known.family is None and family is not None):
                 places = (namespace, torch, F) if writes else ()
@@ -227,7 +227,7 @@ class Table:
                 self._specs[func] = Spec(name, family, out_of_place, func, writes)
 
     def lookup(self, func: Any) -> Spec:
-        """The entry of a torch function; one with `own=False` for any other function."""
+        """The entry of a function; `own=False` if it is not a function of torch."""
         spec = self._specs.get(func)
         if spec is None:
             overload = isinstance(func, self._overloads)
@@ -252,17 +252,17 @@ REFINED = frozenset({"conv", "clamp", "norm", "vector_norm"})
 
 
 def refine(family: str, name: str, argument: Callable[..., Any]) -> str:
-    """The family a call belongs to once its arguments are known.
+    """The family of a call, given its arguments.
 
-    Cutting off below zero is a ReLU, above some ceiling over one as well a ReLU6, however it is written;
-    a clamp to [0, 1] squashes, and any other is a step of its own.
+    A clamp at zero is a ReLU, with an upper bound above one a ReLU6, however it is written. A clamp to [0, 1]
+    squashes. Any other clamp is a unary function.
     """
     if family == "conv" and argument("transposed", False):
         return "conv_transpose"
     if family == "vector_norm" and name in ("norm", "linalg_norm"):
         order = argument("ord")
         flat = order in (None, "fro") or (not isinstance(order, str) and type(argument("dim")) is int)
-        return "vector_norm" if flat else ""  # a norm of matrices
+        return "vector_norm" if flat else ""  # a matrix norm
     if name == "instance_norm" and not argument("use_input_stats", True):
         return "batch_norm"
     if family != "clamp":

@@ -12,13 +12,13 @@ Region = tuple[tuple[int, int], ...]  # [first, last) of each dimension of a map
 
 
 def per_dim(value: Any, dims: int) -> tuple[int, ...]:
-    """An int or a sequence as torch's functions take it, as one int a dimension."""
+    """An int or a sequence, as torch's functions accept it, as one int per dimension."""
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return tuple(int(v) for v in (values * dims if len(values) == 1 else values))
 
 
 def pooling_windows(argument: Callable[..., Any], dims: int) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, padding and dilation of a pooling, from its arguments by name and their defaults."""
+    """Kernel, stride, padding and dilation of a pooling call, with defaults filled in."""
     kernel = per_dim(argument("kernel_size"), dims)
     stride = per_dim(argument("stride") or kernel, dims)
     return kernel, stride, per_dim(argument("padding", 0), dims), per_dim(argument("dilation", 1), dims)

@@ -33,7 +33,7 @@ from rectgrad.ops.arguments import Slot
 _NAME = "class layer"
 _JOINS = ("add", *ops.FAMILIES["cat"].split())
 _CARRIERS = ("max_pool", "avg_pool", "pad", "add", "cat")
-_READS = ("shapes", "output", "inputs", "all")  # the least first
+_READS = ("shapes", "output", "inputs", "all")  # in increasing order
 _PLAIN = Rule(lambda op, R: op.vjp(R), "plain")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops.RECTIFIERS, _PLAIN),
@@ -44,15 +44,15 @@ _RULES: dict[str, Rule] = {
 
 
 def class_layer_rules(others: Rules | None = None) -> Rules:
-    """Plain gradients, for a pass that keeps what `class_layers` needs. others: the rules of a method that
-    shares the pass; they come back reading as much."""
+    """Rules with plain gradients, for a pass that keeps what `class_layers` needs. others: the rules of a
+    method that shares the pass, which are returned with the same `reads`."""
     others = others or {}
     reads = {f: max(rule.reads, _RULES.get(f, rule).reads, key=_READS.index) for f, rule in others.items()}
     return _RULES | {f: replace(rule, reads=reads[f]) for f, rule in others.items()}
 
 
 class ClassLayer(NamedTuple):
-    """Of some samples: its activation and the plain gradient of the score there, both (N, C, d1..dk)."""
+    """The class layer of some samples: activation and plain gradient of the score, (N, C, d1..dk)."""
 
     op: Op
     rows: Tensor  # the samples, (N,)
@@ -63,8 +63,9 @@ class ClassLayer(NamedTuple):
 def class_layers(
     plan: Plan, request: Request, passed: Pass, scores: Tensor, layer: str | None = None, once: bool = False
 ) -> list[ClassLayer]:
-    """The class layer of each sample, by a backward walk that stops there. plan: has `class_layer_rules` and
-    the fact "gate". layer: the name of a module, whose output is used instead. once: nothing else follows."""
+    """The class layer of each sample, found by a backward pass that stops there. plan: has the rules of
+    `class_layer_rules` and the fact "gate". layer: the name of a module whose output is used instead. once:
+    whether this is the last pass."""
     asked = None if layer is None else _output_of(layer, passed)
     wanted = _activations(passed.ops) if asked is None else {id(asked)}
     settled = torch.zeros(passed.n, dtype=torch.bool, device=scores.device)
@@ -84,14 +85,14 @@ def class_layers(
         arrived.append(R.flatten(1).any(1).to(settled.device))
         if capturing or bool(rows.any()):
             found.append(ClassLayer(op, rows, image(_activation(op)), image(R)))
-        # What is captured must not ask for values: it goes as far as the passes before it.
+        # A capture must not synchronise: its walk is as long as in earlier passes.
         done = op.index <= request.memo.get(_NAME, op.index) if capturing else bool(settled.all())
         return done
 
     passed.backward(plan, scores, once, look)
     for each in found:
         each.op.rule, request.memo[_NAME] = _NAME, each.op.index
-    reached = torch.stack(arrived).any(0) if arrived else ~settled  # where nothing arrived, the map is zero
+    reached = torch.stack(arrived).any(0) if arrived else ~settled  # if no gradient arrived, the map is zero
     if first_wrong(request, ~settled & reached) is not None:
         what = f"layer {layer!r}" if layer is not None else "activation"
         last = asked or next((op for op in reversed(passed.ops) if op.family in ops.RECTIFIERS), None)
@@ -102,9 +103,9 @@ def class_layers(
 
 
 class ClassGate:
-    """What multiplies the scores of an op: at the class layer the positive part of the sum over channels of
-    a * R, R the plain gradient, scaled to a maximum of 1 for each sample; elsewhere that resized, and None
-    where there are no positions."""
+    """The factor for the scores of an op. At the class layer, it is the positive part of the sum over
+    channels of a * R, R the plain gradient, scaled to a maximum of 1 for each sample. Elsewhere, it is that
+    resized, or None if the op has no positions."""
 
     def __init__(self, plan: Plan, request: Request, passed: Pass, scores: Tensor) -> None:
         found = class_layers(plan, replace(request, observe=None), passed, scores)
@@ -118,7 +119,7 @@ class ClassGate:
 
 
 def _activations(recorded: Iterable[Op]) -> set[int]:
-    """The rectified activations and what joins them, by id."""
+    """The ids of rectified activations and of the ops that join them."""
     found, carried = set[int](), set[int]()
     for op in recorded:
         rectified, joins = op.family in ops.RECTIFIERS, op.name in _JOINS and op.data_count > 1
@@ -130,7 +131,7 @@ def _activations(recorded: Iterable[Op]) -> set[int]:
 
 
 def _activation(op: Op) -> Tensor:
-    """An op's output. That of a `cat` or `add` need not be kept: its inputs' are."""
+    """An op's output, recomputed for `cat` and `add` if only their inputs are kept."""
     if op._output is None:
         return first(op.call(*map(_activation, op.sources)))
     if op.overwritten():
@@ -139,7 +140,7 @@ def _activation(op: Op) -> Tensor:
 
 
 def _output_of(name: str, passed: Pass) -> Op:
-    """The op that made the output of a module's last call: the last one that ran inside it."""
+    """The last op that ran inside a module: it made the output of the module's last call."""
     root = passed.trace.root or outermost(passed.trace.rows)
     modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
     inside = [row.op for row in passed.trace.rows if modules.get(name) in row.modules]
@@ -151,8 +152,8 @@ def _output_of(name: str, passed: Pass) -> Op:
 
 
 def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image]:
-    """How to see the positions of ops, by id; without those that have none. They are the positions of an
-    image that the pass shows: of the last one before the op, or of the first one after it."""
+    """How the positions of ops are laid out, by id, without ops that have none. The positions are those of
+    the last image in the pass before the op, or of the first one after it."""
     grids, met = Grids(passed.n, {x.dim() - 2 for x in request.inputs}), dict[int, tuple[Op, int]]()
     for row in passed.trace.rows:
         grids.meet(row.name, row.family, row.source, row.shape)

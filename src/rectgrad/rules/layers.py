@@ -1,5 +1,5 @@
-"""Layers with weights as LRP sees them: a convolution or a product with a weight, the biases and batch norms
-beside it, all one linear map; and where in the network each one is."""
+"""Layers for LRP: a convolution or a product with a weight, together with the biases and batch norms beside
+it, is one linear map. Finds these layers and their positions in the network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 WEIGHTED = (*CONVOLUTIONS, "linear", "matmul")
-# Calls whose result is not negative if their data is not.
+# Calls whose result is not negative if their inputs are not.
 _SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split mean sum pad".split())
 
 
 def find_layers(graph: Graph, softmax: bool = True) -> None:
-    """The facts that LRP's rules ask for. softmax: the weights that a softmax makes are constants."""
+    """Set the facts that LRP's rules read. softmax: the results of a softmax are constants."""
     _find_constants(graph, softmax)
     layers = {node: op for node, op in graph.ops.items() if _find_weight(op)}
     behind = set(walk((r for node in layers for r in graph.readers[node]), graph.readers.__getitem__))
@@ -35,13 +35,13 @@ def find_layers(graph: Graph, softmax: bool = True) -> None:
         op.facts.first, op.facts.top = node not in behind, node not in above
         op.facts.positive = bool(op.sources) and positive.issuperset(op.sources)
         op.facts.rectified = reader is not None and reader.family in ("relu", "relu6")
-    for node, op in layers.items():  # what is after one layer is not before another
+    for node, op in layers.items():  # an op after one layer does not also belong to the next
         _find_parts(graph, node, op, graph.below)
 
 
 def _find_constants(graph: Graph, softmax: bool) -> None:
-    """Which inputs are constant, and which two steps are one linear map for the epsilon rule. Data is what
-    the input reaches without passing through a softmax or the denominator of a norm that is written out."""
+    """Set which inputs are constant, and which two ops are one linear map for the epsilon rule. Inputs are
+    constant if they depend on the network's input only through a softmax or a norm's denominator."""
     ended = ("softmax", "rsqrt", "reciprocal") if softmax else ("rsqrt", "reciprocal")
     ends = {node for node, op in graph.ops.items() if op.name in ended or op.family in ended}
     data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
@@ -56,7 +56,7 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
 
 
 def _find_weight(op: Op) -> bool:
-    """Whether an op is a layer: a product of its one data tensor and one weight."""
+    """Whether an op is a layer: a product of its only data tensor and one weight."""
     given = (*op.args, *op.kwargs.values()) if op.family in WEIGHTED and op.data_count == 1 else ()
     parts = chain.from_iterable(part if type(part) in (list, tuple) else (part,) for part in given)
     weights = [w for w in parts if isinstance(w, Tensor) and w is not _bias(op)]
@@ -70,7 +70,7 @@ def _bias(op: Op) -> Tensor | None:
 
 
 def _not_negative(graph: Graph) -> set[Op]:
-    """Ops whose result is never negative, as far as their names tell."""
+    """The ops whose result is known never to be negative."""
     found: set[Op] = set()
     for op in sorted(graph.ops.values(), key=lambda op: op.index):
         keeps = op.name in _SIGN_KEEPING or op.family in ("max_pool", "avg_pool")
@@ -82,8 +82,8 @@ def _not_negative(graph: Graph) -> set[Op]:
 
 
 def _find_parts(graph: Graph, node: Any, layer: Op, way: dict[Any, list[Any]]) -> Any:
-    """The biases and the batch norm after a layer, or the scales and shifts before it, that nothing else
-    reads; the last node of them. way: what follows each node on the way from the layer."""
+    """Set the ops that belong to a layer: the biases and the batch norm after it, or the scales and shifts
+    before it, if nothing else reads them. Returns the last of these nodes. way: the readers or sources."""
     after, facts, normed = way is graph.readers, layer.facts, False
     while not normed and len(near := [each for each in way[node] if each is not None]) == 1:
         op, alone = graph.ops.get(near[0]), len(graph.readers[node if after else near[0]]) == 1
@@ -98,7 +98,7 @@ def _find_parts(graph: Graph, node: Any, layer: Op, way: dict[Any, list[Any]]) -
 
 
 def _is_part(op: Op, layer: Op, after: bool) -> bool:
-    """Whether a step scales and shifts each element of its data, and after the layer each channel of it."""
+    """Whether an op scales and shifts each element of its data, or each channel after the layer."""
     if op.input_shapes != (op.shape,):
         return False
     if isinstance(op.linear, Scale):
@@ -110,7 +110,7 @@ def _is_part(op: Op, layer: Op, after: bool) -> bool:
 
 
 def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
-    """A layer in a backward pass. c: relevance / the output of the whole."""
+    """A layer in a backward pass. c: relevance / output of the linear map."""
     facts, bias = op.facts, _bias(op)
 
     def made(x: Tensor, weight: Tensor) -> Op:
@@ -134,7 +134,7 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
 
 
 def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """An op's output if the network's inputs were others."""
+    """An op's output for other inputs of the network."""
     if op.family == "input":
         return start(op.shape)
     return first(op.call(*([_replayed(each, start) for each in op.sources] or map(start, op.input_shapes))))

@@ -13,8 +13,8 @@ from rectgrad.ops.windows import Region, clear_of_padding, per_dim
 def masked_padding() -> Rule:
     """R zeroed where the window reaches into the zero padding, then the ordinary gradient.
 
-    Padding is the convolution's own and that of a zero `F.pad` just before it, together. Where the mask
-    would leave nothing of a map, it is not applied.
+    The padding is that of the convolution plus that of a zero `F.pad` just before it. If the mask would zero
+    a whole map, it is not applied.
     """
     return Rule(_apply, "masked_padding", reads="shapes", concerns=padded, takes_sparse=True, checks=True)
 
@@ -24,14 +24,14 @@ def _apply(op: Op, R: Any) -> Any:
 
 
 def padded(op: Op) -> bool:
-    """Whether a convolution may see zero padding at all."""
+    """Whether a convolution may have zero padding."""
     padding = op.linear.geometry.padding if isinstance(op.linear, Conv) else op.argument("padding", 0)
     own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
     return own or (bool(op.sources) and op.sources[0].family == "pad")
 
 
 def passing_region(op: Op) -> Region | None:
-    """The output positions that keep their gradient; None where all do."""
+    """The output positions that keep their gradient; None if all do."""
     geometry = _geometry(op)
     dims = len(geometry[0])
     return _region(op.input_shapes[0][-dims:], op.shape[-dims:], geometry, _pad_before(op, dims))
@@ -51,7 +51,7 @@ def _region(sizes: Any, outputs: Any, geometry: tuple[tuple[int, ...], ...], pad
 
 
 def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, dilation, and the convolution's own padding before the first element."""
+    """Kernel, stride, dilation, and the convolution's padding before the first element."""
     if isinstance(op.linear, Conv):
         windows = op.linear.geometry
         return windows.kernel, windows.stride, windows.dilation, windows.padding
@@ -66,7 +66,7 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
 
 
 def _pad_before(op: Op, dims: int) -> Region:
-    """Zero padding that a pad op just before added to the convolved dimensions; cropping does not count."""
+    """Zero padding that an op just before added to the convolved dimensions, without cropping."""
     source = op.sources[0] if op.sources else op
     named = source.argument
     if source.family != "pad" or (named("mode", "constant"), named("value", 0)) != ("constant", 0):

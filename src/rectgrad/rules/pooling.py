@@ -20,7 +20,7 @@ def proportional_pooling() -> Rule:
 
     def apply(op: Op, R: Tensor) -> Any:
         grad, total = proportional(op.inputs[0], R, _windows(op))
-        if total.is_cuda or bool((total < 0).any()):  # to ask a GPU is to wait for it
+        if total.is_cuda or bool((total < 0).any()):  # reading from a GPU would synchronise
             (plain,) = op.vjp(torch.where(total < 0, R, 0))
             grad = grad + plain
         return grad

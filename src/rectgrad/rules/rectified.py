@@ -23,14 +23,14 @@ from rectgrad.rules.class_layer import ClassGate
 
 
 def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: ClassGate | None = None) -> Tensor:
-    """What is compared with tau, one number for each unit; in float32 at least."""
+    """The quantity that is compared with tau, for each unit, in float32 at least."""
     a, g = wide(op.output), None if gate is None else gate(op)
     s = SCORES[compared(op, rule)](a + eps if eps else a, wide(R))
     return s if g is None else s * g if s is a or s is R else s.mul_(g)
 
 
 def compared(op: Op, rule: str) -> str:
-    """Which of PR1 to PR4 acts on an op."""
+    """Which of PR1 to PR4 applies to an op."""
     return rule if rule != "mod" else "PR1" if op.facts.last else "PR2"
 
 
@@ -55,7 +55,7 @@ def rectified(
             return _written_out(op, R)
         k = None if tau is not None else rank(R.numel() // op.batch, q)
         a, kind = op.output, compared(op, rule)
-        if gate is not None:  # the percentile of scores of at least 0 is at least 0, and else the same
+        if gate is not None:  # clamped scores have the same percentile, but at least 0
             s, kind = score(op, R, rule, gate=gate), "PR3"
             a = s.clamp(min=0) if s is op.output or s is R else s.clamp_(min=0)
         return op.backend.rectify(a, R, op.batch, k, tau, kind, op.state.sums)
@@ -88,7 +88,7 @@ def deconv() -> Rule:
 def guided() -> dict[str, Rule]:
     """R where R > 0 and the pre-activation is positive, for each rectifier.
 
-    Most rectifiers keep the sign, so that the activation tells, and the pre-activation need not be kept.
+    The output of most rectifiers has the sign of the pre-activation, which then need not be kept.
     """
     by_output = Rule(lambda op, R: positive_gradient(R, op.output), "guided", reads="output")
     by_input = Rule(lambda op, R: positive_gradient(R, op.inputs[0]), "guided")

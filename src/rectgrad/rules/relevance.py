@@ -5,9 +5,9 @@
     x * y, x @ y    half of the gradient to each; all of it to x where y is a softmax's weights
     norms, x / y    the denominator is a constant
 
-What travels is c = relevance / value, so that the relevance of a tensor is value * c and each step is a plain
-gradient with factors. In the code, as in every rule, R is what arrives at an op, which is c here. On ReLU
-networks the epsilon rule tends to gradient * input as epsilon goes to 0.
+The backward pass propagates c = relevance / value, so that the relevance of a tensor is value * c, and each
+step is a plain gradient with factors. As in every rule, R is what arrives at an op; here, it is c. On ReLU
+networks, the epsilon rule tends to gradient * input as epsilon goes to 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lrp_rules(composite: Composite) -> dict[str, Rule]:
     rules: dict[str, Rule] = dict.fromkeys("max_pool avg_pool sum add".split(), linear)
     activation = Rule(_activation, "lrp_activation")
     rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "unary", "softmax", "log_softmax"), activation)
-    # Models overwrite what a ReLU and a batch norm read and return: to keep it would mean a copy.
+    # Models often overwrite the inputs and outputs of ReLUs and batch norms: keeping them would need copies.
     rules |= {"relu": replace(activation, reads="output"), "batch_norm": replace(linear, reads="inputs")}
     rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
     rules |= {part: _unless_merged(rules[part], composite) for part in ("add", "batch_norm", "mul", "div")}
@@ -41,7 +41,7 @@ def lrp_rules(composite: Composite) -> dict[str, Rule]:
 
 
 def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
-    """After Achtibat et al. 2024: R_i = x_i (R_i - s_i sum_j R_j) of a softmax s, its plain gradient here."""
+    """After Achtibat et al. 2024: R_i = x_i (R_i - s_i sum_j R_j) of a softmax s, here its plain gradient."""
 
     def softmax(op: Op, R: Tensor) -> Any:
         dim = op.argument("dim", -1)
@@ -70,11 +70,11 @@ def lrp_linear(epsilon: float) -> Rule:
             R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # what is not finite stays so, and is noticed later
+    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # non-finite values remain and are detected later
 
 
 def lrp_layer(composite: Composite, convolution: bool) -> Rule:
-    """The composite's rule of a layer with weights."""
+    """The composite's rule for a layer with weights."""
     plain = lrp_linear(composite.epsilon)
 
     def apply(op: Op, R: Tensor) -> Any:
@@ -88,8 +88,8 @@ def lrp_layer(composite: Composite, convolution: bool) -> Rule:
 
 
 def _unless_merged(rule: Rule, composite: Composite) -> Rule:
-    """A step that belongs to a layer passes relevance on as it is: the layer's rule counts it in. After the
-    layer it passes c, which is relevance / the output of the whole."""
+    """An op that belongs to a layer passes relevance unchanged, because the layer's rule includes it. After
+    the layer it passes c, which is relevance / output of the linear map."""
 
     def apply(op: Op, R: Tensor) -> Any:
         layer = op.facts.part_of
@@ -103,7 +103,7 @@ def _unless_merged(rule: Rule, composite: Composite) -> Rule:
 
 
 def excited_sum(epsilon: float) -> Rule:
-    """Relevance goes to the positive summands, in proportion."""
+    """Relevance is shared among the positive summands in proportion."""
 
     def apply(op: Op, R: Tensor) -> Any:
         if op.family == "add" and op.data_count == 1:
@@ -148,11 +148,11 @@ def lrp_norm(epsilon: float) -> Rule:
 
 
 def _constant(op: Op) -> Tensor:
-    """What a linear step makes of 0."""
+    """The output of a linear op for an input of 0."""
     return first(op.call(*map(torch.zeros_like, op.inputs)))
 
 
 def absorbed_by_constants(op: Op, R: Tensor) -> None:
-    """Note the relevance of constants that a step without a rule joins to its data, such as a class token."""
+    """Note the relevance of constants that an op without a rule joins to its data, such as class tokens."""
     if op.family not in op.state.rules and (constant := _constant(op)).shape == R.shape:
         absorb(op.state.absorbed, lambda: (kernel.product(R, constant), 0))
