@@ -12,7 +12,8 @@ from networks import NETWORKS
 
 CALLS = {
     name: getattr(rectgrad, name)
-    for name in "attribute capture explain layer_attributions propagate recommended record".split()
+    for name in rectgrad.__all__
+    if callable(getattr(rectgrad, name)) and not name.endswith("Error") and name not in ("Capture", "Record")
 }
 CALLS |= {
     "Record.attribute": rectgrad.Record.attribute,

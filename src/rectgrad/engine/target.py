@@ -18,10 +18,10 @@ class contrast:  # noqa: N801 - reads as a function: target=contrast(281, 285)
     Each is an int, or a list or tensor with one class for each sample.
     """
 
-    def __init__(self, a: Any, b: Any) -> None:
+    def __init__(self, a: int | Sequence[int] | Tensor, b: int | Sequence[int] | Tensor) -> None:
         self.a, self.b = a, b
 
-    def __call__(self, outputs: Any) -> Tensor:
+    def __call__(self, outputs: object) -> Tensor:
         scores = logits(outputs)
         a, b = (Picked(indices(scores, target)) for target in (self.a, self.b))
         return a(scores) - b(scores)

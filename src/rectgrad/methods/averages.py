@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from rectgrad.kernels.baseline import (
 from rectgrad.kernels.draws import between, noisy
 from rectgrad.methods.gradients import Saliency
 from rectgrad.methods.method import Maps, Method
-from rectgrad.methods.options import check_baseline, option, wrong_option
+from rectgrad.methods.options import Value, check_baseline, option, wrong_option
 from rectgrad.metrics.baselines import blurred
 
 
@@ -75,7 +75,7 @@ class IntegratedGradients(Average):
     """
 
     steps: int = option(50, "Number of evaluations between the baseline and the input; default: 50.", low=1)
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Value = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
     quadrature: str = option("trapezoid", "Quadrature: trapezoid or right.", choices=("trapezoid", "right"))
     title: ClassVar[str] = "integrated gradients"
 

@@ -15,7 +15,7 @@ from rectgrad.engine.request import Request
 from rectgrad.kernels.baseline import baselines, differences_times, each_baseline, weighted_sum, with_rows
 from rectgrad.kernels.reference import per_sample
 from rectgrad.methods.method import Maps, Method
-from rectgrad.methods.options import check_baseline, option
+from rectgrad.methods.options import Value, check_baseline, option
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DeepLift(Method):
     baseline: a number or a tensor (one for all samples, or one for each; a tuple for several inputs).
     """
 
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Value = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
     decompose: ClassVar[tuple[str, ...]] = ("attention", "glu", "norm", "vector_norm")
     title: ClassVar[str] = "DeepLIFT"
 

@@ -20,7 +20,7 @@ from rectgrad.engine.torch_private import map_tensors
 from rectgrad.kernels.reference import per_sample, wide
 from rectgrad.kernels.relevance_ops import COMPOSITES, Account, Composite, Conservation, safe
 from rectgrad.methods.method import Maps, Method, times
-from rectgrad.methods.options import option
+from rectgrad.methods.options import Value, option
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class LRP(Relevance):
     )
     epsilon: float = option(1e-6, "Stabiliser of every denominator; default: 0.000001.", low=0)
     gamma: float = option(0.25, "How much the gamma rule favours a sum's own sign; default: 0.25.", low=0)
-    low: Any = option(None, "Smallest value of the input, for epsilon_gamma_box and deep_taylor.")
-    high: Any = option(None, "Largest value of the input, for the same.")
+    low: Value | None = option(None, "Smallest value of the input, for epsilon_gamma_box and deep_taylor.")
+    high: Value | None = option(None, "Largest value of the input, for the same.")
     title: ClassVar[str] = "LRP"
 
     @property

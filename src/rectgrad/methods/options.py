@@ -43,7 +43,10 @@ def _field(method: Any, name: str) -> Any:
     return next(each for each in fields(method) if each.name == name)
 
 
-_TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
+# What stands for no information, or a bound: a number or a tensor, one for each of several inputs, or numbers
+# for each channel.
+Value = float | Tensor | Sequence[float | Tensor]
+_TYPES = {"float": float, "int": int, "bool": bool, "Value": float}
 
 
 def type_of(field: Field[Any]) -> type:

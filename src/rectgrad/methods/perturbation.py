@@ -23,7 +23,7 @@ from rectgrad.kernels.baseline import baselines, positions, with_rows
 from rectgrad.kernels.draws import generator_of
 from rectgrad.kernels.masks import Masks, Windows
 from rectgrad.methods.method import Maps, Method
-from rectgrad.methods.options import check_baseline, option, wrong_option
+from rectgrad.methods.options import Value, check_baseline, option, wrong_option
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Occlusion(Perturbation):
 
     window: int | None = option(None, "Side of the window; default: an eighth of each side.", low=1)
     stride: int | None = option(None, "Step of the window; default: half the window.", low=1)
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Value = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
     title: ClassVar[str] = "occlusion"
 
     def __post_init__(self) -> None:
