@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,16 @@ def test_a_model_that_exits_is_an_error(run, tmp_path):
     status, out, err = run("explain", "cat.png", "--model", "model.py:make", "--out", "r")
     assert (status, out, err) == (2, "", "rectgrad: the code of the model called sys.exit(0)\n")
     assert not (tmp_path / "r").exists()
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    """As of `rectgrad models | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rectgrad", "models"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 @needs_pipes

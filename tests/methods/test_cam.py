@@ -79,6 +79,39 @@ def test_over_the_bridge(name, variant):
     assert_same(rectgrad.attribute(bridged(model), inputs, method), rectgrad.attribute(model, inputs, method))
 
 
+class Fire(nn.Module):
+    """Activations that are computed in place, pooled and joined: by `cat`, and by `+=`."""
+
+    def __init__(self, sums: bool):
+        super().__init__()
+        self.sums, self.act, self.pool = sums, nn.ReLU(inplace=True), nn.MaxPool2d(3, 1, 1)
+        self.a, self.b, self.c = (nn.Conv2d(k, 4, 3, padding=1) for k in (3, 4, 8))
+        self.head = nn.Linear(4 if sums else 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.a(x))
+        y = torch.cat([self.pool(x), self.act(self.b(x))], 1)
+        if self.sums:
+            x = self.act(self.c(y))
+            y = self.pool(x)
+            y += x
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", [GradCAM(), RectGrad(q=60, gate="class", padding_trick=False)], ids=str)
+@pytest.mark.parametrize("sums", [False, True])
+def test_activations_in_place_over_the_bridge(sums, method):
+    """What joins them is the class layer."""
+    torch.manual_seed(0)
+    model, x = Fire(sums).double().eval(), torch.randn(2, 3, 8, 8).double()
+    with torch.no_grad():
+        model.head.weight.abs_()
+    kept = rectgrad.record(model, x)
+    expected = kept.attribute(method, 1)
+    assert layers_of(kept.trace) == ["add" if sums else "cat"]
+    assert_same(rectgrad.attribute(bridged(model), x, method, 1), expected)
+
+
 def test_channels_sum_to_the_value():
     """And an input without positions has none."""
     model, (picture, vector) = NETWORKS["two_inputs"](0)

@@ -367,6 +367,17 @@ def test_half_types_are_computed_in_float32(metric, dtype):
 
 
 @on_all_metrics
+def test_a_map_with_nan_has_no_value(metric):
+    """And the other samples have theirs."""
+    maps = make_maps((3, 3, 8, 8))
+    expected = metric(maps)
+    maps[1, 2, 2, 2] = torch.nan
+    values = metric(maps)
+    assert values[1].isnan().all()
+    torch.testing.assert_close(values[::2], expected[::2], equal_nan=True)
+
+
+@on_all_metrics
 def test_no_samples_give_an_empty_result(metric):
     values = metric(torch.zeros(0, 3, 8, 8))
     assert values.dtype == torch.float32

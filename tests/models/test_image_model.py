@@ -8,6 +8,7 @@ import skimage.data
 import torch
 from PIL import Image
 
+import rectgrad
 from model_helpers import model_of, one_line
 from rectgrad.models import CifarCNN, ModelUnavailableError, classes, load
 
@@ -27,6 +28,16 @@ def test_channels_are_scaled_each_by_its_own_numbers():
     model = model_of(size=(2, 1), mean=(0, 0.2, 0.4), std=(1, 0.5, 0.25))
     prepared = model.prepare(Image.fromarray(np.full((2, 1, 3), 51, np.uint8)))  # 51 is 0.2 of 255
     assert torch.allclose(prepared[:, 1, 0], torch.tensor([0.2, 0.0, -0.8]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_pictures_have_the_type_of_the_weights(dtype):
+    model = load("cifar10_cnn")
+    crop = model.crop(Image.new("RGB", (40, 30), (10, 200, 90)))
+    expected = model.prepare(crop)
+    model.module.to(dtype)
+    assert torch.equal(model.prepare(crop), expected.to(dtype))
+    assert rectgrad.explain(crop, model, "saliency").map.any()
 
 
 @pytest.mark.parametrize(

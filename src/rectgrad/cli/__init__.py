@@ -142,9 +142,10 @@ def main() -> None:
         _interrupted()
     except CommandExit:
         raise
-    except SystemExit as error:  # no results may be missing behind a status of 0
-        _fail(f"the code of the model called sys.exit({error.code!r})")
-    except BrokenPipeError:
+    except (SystemExit, BrokenPipeError) as error:  # no results may be missing behind a status of 0
+        # A closed pipe, as of `rectgrad models | head -1`; the argument parser reports it as SystemExit.
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            _fail(f"the code of the model called sys.exit({error.code!r})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:

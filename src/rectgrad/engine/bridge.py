@@ -93,8 +93,10 @@ class Bridge(torch.autograd.Function):
         return (None, None, *grads)
 
 
-def op_of(node: Any) -> Op | None:
-    """The op that an autograd node belongs to, if it is a bridged one."""
+def op_of(node: Any, copied: bool = False) -> Op | None:
+    """The op that an autograd node belongs to, if it is a bridged one. copied: or the one whose result was
+    copied to where it was computed in place."""
+    node = node.next_functions[1][0] if copied and type(node).__name__ == "CopyBackwards" else node
     return node.op if getattr(node, "_forward_cls", None) is Bridge else None
 
 
@@ -213,7 +215,7 @@ class BridgeRecorder(ForwardMode):
             if usual and not self._whole() and not torch_private.autocast_active():
                 op.linear = linear_op(op, data[0])
             wanted = wanted or op.linear is not None
-        op.sources = tuple(source for x in data if (source := op_of(x.grad_fn)) is not None)
+        op.sources = tuple(source for x in data if (source := op_of(x.grad_fn, copied=True)) is not None)
         return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
 
     def _whole(self) -> bool:
@@ -223,8 +225,7 @@ class BridgeRecorder(ForwardMode):
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
             result = Bridge.apply(op, self._whole(), *data)
-        if type(result) is tuple:
-            result = op.result_type(result)
+        result = op.result_type(result) if type(result) is tuple else result
         op.index, op.modules = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
         self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
         return result

@@ -38,6 +38,12 @@ def same_pixels(call: str, inputs: Tensor, maps: Tensor) -> None:
         raise ValueError(f"{given}: needs (N, H, W) or (N, C, H, W), with the same N, H and W")
 
 
+def of_known(maps: Tensor, values: Tensor) -> Tensor:
+    """`values`, (N, ...), with NaN for samples whose map has a NaN: its values have no order."""
+    unknown = maps.flatten(1).isnan().any(1).to(values.device)
+    return torch.where(unknown.reshape(-1, *[1] * (values.dim() - 1)), torch.nan, values)
+
+
 def over_channels(pixels: Tensor, inputs: Tensor) -> Tensor:
     """One value for each pixel, N * H * W in all, in a shape that broadcasts to `inputs`."""
     return pixels.reshape(len(inputs), *[1] * (inputs.ndim - 3), *inputs.shape[-2:])

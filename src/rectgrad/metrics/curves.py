@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rectgrad.metrics.baselines import filled
-from rectgrad.metrics.checks import images, over_channels, real, same_pixels
+from rectgrad.metrics.checks import images, of_known, over_channels, real, same_pixels
 from rectgrad.metrics.scores import Model, Scores, Target
 
 
@@ -34,7 +34,7 @@ def insertion(
     """
     order = pixel_order("insertion", inputs, maps)
     scores = Scores(model, target, len(inputs), batch_size)
-    return curve(scores, filled(baseline, inputs), inputs, order, steps, clean_last=True)
+    return of_known(maps, curve(scores, filled(baseline, inputs), inputs, order, steps, clean_last=True))
 
 
 def deletion(
@@ -50,7 +50,7 @@ def deletion(
     """The reverse of `insertion`: pixels of `baseline` replace those of `inputs`."""
     order = pixel_order("deletion", inputs, maps)
     scores = Scores(model, target, len(inputs), batch_size)
-    return curve(scores, inputs, filled(baseline, inputs), order, steps, clean_last=False)
+    return of_known(maps, curve(scores, inputs, filled(baseline, inputs), order, steps, clean_last=False))
 
 
 def area(curve: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rectgrad.metrics.checks import ascending, images, ratio, samples, total
+from rectgrad.metrics.checks import ascending, images, of_known, ratio, samples, total
 
 
 def total_variation(maps: Tensor, normalize: bool = False) -> Tensor:
@@ -40,7 +40,7 @@ def gini(maps: Tensor) -> Tensor:
 def zero_share(maps: Tensor) -> Tensor:
     """Share of entries that are exactly zero, in [0, 1]."""
     maps = samples("zero_share", maps)
-    return (maps == 0).to(maps.dtype).mean(1)
+    return of_known(maps, (maps == 0).to(maps.dtype).mean(1))
 
 
 def inside(maps: Tensor, mask: Tensor, share: bool = False) -> Tensor:
@@ -80,7 +80,7 @@ def pointing_game(maps: Tensor, mask: Tensor, tolerance: float = 0) -> Tensor:
     rows = torch.arange(height, device=maps.device)[:, None] - peak // width
     columns = torch.arange(width, device=maps.device) - peak % width
     near = rows**2 + columns**2 <= tolerance**2
-    return (near & target).flatten(1).any(dim=1).to(pixels.dtype)
+    return of_known(maps, (near & target).flatten(1).any(dim=1).to(pixels.dtype))
 
 
 def _mask(call: str, maps: Tensor, mask: Tensor) -> Tensor:

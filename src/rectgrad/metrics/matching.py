@@ -38,8 +38,8 @@ def cut_to_gini(maps: Tensor, gini: float | Tensor) -> Tensor:
     indices = ratio(_from_here_on(weights * a), _from_here_on(a))  # G_k, in column k
     k = (indices < wanted[:, None]).sum(1, keepdim=True).clamp(max=n - 1)
     limit = torch.where(k > 0, a.gather(1, (k - 1).clamp(min=0)), -1).to(sizes)
-    kept = (sizes > limit) | (sizes == sizes.amax(1, keepdim=True))
-    return torch.where(kept.reshape(maps.shape), maps, 0)
+    cut = (sizes <= limit) & (sizes != sizes.amax(1, keepdim=True))
+    return torch.where(cut.reshape(maps.shape), 0, maps)
 
 
 def _from_here_on(values: Tensor) -> Tensor:

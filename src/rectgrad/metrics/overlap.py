@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rectgrad.metrics.checks import images, same_shape
+from rectgrad.metrics.checks import images, of_known, same_shape
 
 SHARE = 0.05  # of the positions
 
@@ -28,7 +28,7 @@ def specificity(maps: Tensor, others: Tensor, share: float = SHARE) -> Tensor:
     k = torch.minimum(marked, marked_other).clamp(1, max(round(share * m.shape[1]), 1))
     shared = (_top(m, k) & _top(n, k)).sum(1).to(m.dtype)
     value = torch.where(marked_other == 0, 1, 1 - shared / k)
-    return torch.where(marked == 0, torch.nan, value)
+    return of_known(others, of_known(maps, torch.where(marked == 0, torch.nan, value)))
 
 
 def unrelated(measure: Callable[[Tensor, Tensor], Tensor], maps: Tensor, pairs: int = 5) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rectgrad.metrics.checks import images, real
+from rectgrad.metrics.checks import images, of_known, real
 from rectgrad.metrics.curves import pixel_order
 from rectgrad.metrics.draws import Draws
 from rectgrad.metrics.imputation import linear_imputation
@@ -64,7 +64,7 @@ def road(
     if target is None:  # the class is that of the clean inputs
         scores.classes(scores.outputs(inputs))
     added = (noise * draws.normal(*inputs.shape[1:]) for _ in fractions)
-    return answers(scores, inputs, rank, fractions, added)
+    return Road(*(of_known(maps, each) for each in answers(scores, inputs, rank, fractions, added)))
 
 
 def answers(

@@ -81,7 +81,7 @@ class ImageModel:
         return image.convert("RGB").resize((width, height), method, box=box)
 
     def prepare(self, cropped: Image.Image) -> Tensor:
-        """The input, (3, height, width) in float32, for a cropped picture.
+        """The input, (3, height, width) in the type of the network's weights, for a cropped picture.
 
         Computed as (pixel - 255 mean) / (255 std) in double precision, so that (pixel - 127) / 128 is exact.
         """
@@ -94,7 +94,9 @@ class ImageModel:
             )
         pixels = np.asarray(cropped.convert("RGB"), dtype=np.float64)
         scaled = (pixels - 255 * np.array(self.mean)) / (255 * np.array(self.std))
-        return torch.from_numpy(scaled.astype(np.float32)).permute(2, 0, 1).contiguous()
+        weights = (each.dtype for each in self.module.parameters() if each.is_floating_point())
+        x = torch.from_numpy(scaled.astype(np.float32)).permute(2, 0, 1).contiguous()
+        return x.to(next(weights, torch.float32))
 
     def find_class(self, query: str | SupportsIndex) -> int:
         """The index of a class, given as an index, a name or a unique part of a name; case is ignored."""

@@ -70,6 +70,7 @@ def failures(case: Case, rows: Sequence[Row], computed: Computed) -> list[dict[s
         found += [{"kind": "method", "what": row.name, "why": why} for why in different.values()]
         zero = sum(values.get("zero", 0) for values in own.get("maps", {}).values())
         if zero:
-            why = f"the maps of {zero} photo{'s are' if zero > 1 else ' is'} zero, and left out"
+            several = f"maps of {zero} photos are" if zero > 1 else "map of 1 photo is"
+            why = f"the {several} zero, and left out"
             found.append({"kind": "method", "what": row.name, "why": why})
     return found
