@@ -153,6 +153,16 @@ def test_a_file_that_is_no_part_is_computed_again(tmp_path, planted):
     assert kept.part("a", lambda: 2) == 2
 
 
+@pytest.mark.parametrize("planted", [b"", b"\x93NUMPY\1\0", b"PK\3\4", b"PK\5\6" + bytes(18), b"\x80\4N."])
+def test_a_file_that_is_no_array_is_computed_again(tmp_path, planted):
+    kept = parts.Parts(tmp_path, {})
+    kept.array("a", lambda: np.array([1]))
+    (path,) = kept.folder.iterdir()
+    path.write_bytes(planted)
+    assert list(kept.array("a", lambda: np.array([2]))) == [2]
+    assert list(kept.array("a", lambda: pytest.fail("computed twice"))) == [2]
+
+
 def test_a_part_that_another_process_removes_is_not_lost(monkeypatch, tmp_path):
     kept = parts.Parts(tmp_path, {})
     monkeypatch.setattr(files, "save_json", lambda value, path: None)

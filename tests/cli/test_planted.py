@@ -25,6 +25,14 @@ PLANTED = {
         RECORD | {"target": TARGET, "settings": {"method": "rectgrad", "options": {"q": "high"}}}
     ),
     "warnings that are numbers": json.dumps(RECORD | {"target": TARGET, "warnings": [1]}),
+    "a confidence that no float can be": json.dumps(RECORD | {"target": TARGET | {"confidence": 10**400}}),
+    "a specificity that no float can be": json.dumps(RECORD | {"target": TARGET, "specificity": 10**400}),
+    "a percentile that no float can be": json.dumps(
+        RECORD | {"target": TARGET, "settings": {"method": "rectgrad", "options": {"q": 10**400}}}
+    ),
+    "a thumbnail on another server": json.dumps(
+        RECORD | {"target": TARGET, "thumbnail": "//example.org/x.jpg"}
+    ),
     "the record of another picture": json.dumps(RECORD | {"target": TARGET, "picture": "cat.png"}),
     "not UTF-8": b"\xff\xfe{",
 }
@@ -44,6 +52,15 @@ def test_a_file_that_is_no_record_is_not_shown(run, tmp_path, planted, name):
     status, _, err = run("explain", "cat.png", "--model", TINY, "--q", "60", "--out", "r")
     assert (status, err) == (0, "")
     assert [record["image"] for record in listed(tmp_path / "r")] == ["cat.png"]
+
+
+def test_a_file_that_is_larger_than_the_memory_is_not_read(run, tmp_path):
+    photo(tmp_path / "cat.png")
+    (tmp_path / "r").mkdir()
+    with open(tmp_path / "r" / "x.json", "wb") as file:
+        file.truncate(10**12)  # takes no space on the disk
+    assert run("explain", "cat.png", "--model", TINY, "--q", "60", "--out", "r")[0] == 0
+    assert len(listed(tmp_path / "r")) == 1
 
 
 @needs_pipes
@@ -95,7 +112,7 @@ def test_files_and_folders_whose_names_are_not_utf8(run, tmp_path, as_json):
 
 
 def test_names_cannot_control_the_terminal(run, tmp_path):
-    evil = "\x1b]0;title\x07\x9b31m"
+    evil = "\x1b]0;title\x07\x9b31m\u202egpj\u2066"
     (tmp_path / "labels.txt").write_text("\n".join(f"{evil}{i}" for i in range(4)))
     for name in ("good", "bad"):
         photo(tmp_path / "photos" / f"{name}{evil}\nx.png")
@@ -107,7 +124,7 @@ def test_names_cannot_control_the_terminal(run, tmp_path):
     _, none, unknown = run("explain", "photos", *command, "--target", f"{evil}9")
     assert "red" not in more + none
     for text in (out, err, more, why, none, unknown):
-        assert not set(text) & set("\x1b\x07\x9b")
+        assert not set(text) & set("\x1b\x07\x9b\u202e\u2066")
 
 
 EXITS = """
@@ -138,6 +155,69 @@ def test_a_reader_that_stops_reading_is_no_error():
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, "")
+
+
+RAISES = """
+class Ends(BaseException):
+    pass
+def make():
+    raise Ends("here")
+def later():
+    from torch import nn
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise Ends("here")
+    return Raises()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("make", "model.py: make() failed (Ends: here)"),
+        ("later", "the code of the model raised Ends('here')"),
+    ],
+)
+def test_a_model_that_raises_what_is_no_exception_is_an_error(run, tmp_path, factory, said):
+    photo(tmp_path / "cat.png")
+    (tmp_path / "model.py").write_text(RAISES)
+    status, out, err = run("explain", "cat.png", "--model", f"model.py:{factory}", "--out", "r")
+    assert (status, out, err) == (2, "", f"rectgrad: {said}\n")
+
+
+WANDERS = """
+import os, sys
+os.chdir("elsewhere")
+print("imported")
+def make():
+    os.chdir("..")
+    os.chdir("elsewhere")
+    sys.path.clear()
+    sys.path.extend(PATH)
+    print("made")
+    found = tiny()
+    found.module.register_forward_hook(lambda *_: print("ran"))
+    return found
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_model_that_prints_and_changes_the_folder(run, tmp_path, as_json):
+    """Photos are found and results written where the command was started; what it prints is no result."""
+    photo(tmp_path / "cat.png")
+    (tmp_path / "elsewhere").mkdir()
+    tiny = (HERE / "tiny_model.py").read_text()
+    (tmp_path / "model.py").write_text(f"{tiny}\nPATH = {sys.path!r}\n{WANDERS}")
+    status, out, err = run(
+        "explain", "cat.png", "--model", "model.py:make", "--out", "r", *["--json"] * as_json
+    )
+    assert status == 0
+    assert (tmp_path / "r" / "cat.png").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert set(err.split()) == {"imported", "made", "ran"}
+    if as_json:
+        assert json.loads(out)["image"] == "cat.png"
+    assert not {"imported", "made", "ran"} & set(out.split())
 
 
 @needs_pipes

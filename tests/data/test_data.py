@@ -366,6 +366,14 @@ def test_an_archive_of_something_else(masked, tmp_path):
         masks.install(str(tmp_path / "text.tar"))
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\3\4", b"PK\5\6" + bytes(18), b"\x80\4N."])
+def test_damaged_masks_in_the_cache(content, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECTGRAD_CACHE", str(tmp_path))
+    masks.place().write_bytes(content)
+    with pytest.raises(DataUnavailableError, match=r"masks\.npz is damaged; delete it"):
+        masks.load()
+
+
 def test_a_damaged_download_of_masks_is_not_read_again(masked, server, monkeypatch):
     monkeypatch.setattr(masks, "ADDRESS", f"{server}/whole")  # bytes, but no archive
     with pytest.raises(DataUnavailableError, match="damaged or truncated"):

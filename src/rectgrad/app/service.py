@@ -130,7 +130,7 @@ class Service:
 
     def pixels(self, path: Path, name: str) -> int:
         with _named(path, name):
-            return photos.pixels(path)
+            return photos.pixels(path, _turn)
 
     def classified(self, opened: Prediction) -> Prediction:
         """The photo with its top classes."""
@@ -270,7 +270,12 @@ def _trim() -> None:
 def read(path: Path, name: str) -> Image.Image:
     """Reads an uploaded photo."""
     with _named(path, name):
-        return photos.read(path)
+        return photos.read(path, tick=_turn)
+
+
+def _turn() -> None:
+    """Lets other photos go first, and stops if no request waits for this one."""
+    work.evaluated(0)
 
 
 @contextlib.contextmanager

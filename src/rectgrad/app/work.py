@@ -91,7 +91,7 @@ class Work:
         self._lanes: dict[LaneName, Lane] = {
             "fast": Lane(),
             "slow": Lane(THREADS, background=True),
-            "photos": Lane(),
+            "photos": Lane(2),
             "large photos": Lane(background=True),
             "models": Lane(background=True),
             "downloads": Lane(background=True),

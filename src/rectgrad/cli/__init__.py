@@ -155,6 +155,8 @@ def main() -> None:
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(0)
         _fail(_message(error))
+    except BaseException as error:  # neither an error nor an interrupt of Python's
+        _fail(f"the code of the model raised {type(error).__name__}({', '.join(map(repr, error.args))})")
     if status == 130:
         _interrupted()
     sys.exit(status if isinstance(status, int) else 0)

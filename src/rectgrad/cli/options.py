@@ -5,6 +5,7 @@ The options of a method are the fields of its dataclass, which define their name
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -119,7 +120,8 @@ class Network(NamedTuple):
 
 def network(name: str, weights: Path | None, labels: Path | None, device: str, target: str | None) -> Network:
     resolved = resolve_device(device)
-    model = load(name, weights=weights, labels=labels)
+    with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
+        model = load(name, weights=weights, labels=labels)
     model.module.to(resolved)
     return Network(model, resolved, None if target is None else model.find_class(target))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -33,8 +34,9 @@ def process(
     """Runs the plan. The index page is complete even if the run is interrupted."""
     broken: list[str] = []
     records: dict[str, Json] = {}
-    turn = files.exclusive(plan.out, lambda: waits(plan.out))
-    with turn, progress(len(sources), _DOING[command]) as advance, evaluating():
+    turn, printed = files.exclusive(plan.out, lambda: waits(plan.out)), contextlib.redirect_stdout(sys.stderr)
+    results = sys.stdout  # and what the code of a model prints is none
+    with turn, printed, progress(len(sources), _DOING[command]) as advance, evaluating():
         index = Index(plan.out, command, len(sources))
 
         def done(source: Source, result: Json | BaseException) -> None:
@@ -45,7 +47,7 @@ def process(
                 records[source.name] = result
                 index.add(result)
                 if as_json:
-                    print(json.dumps(result, ensure_ascii=False), flush=True)
+                    print(json.dumps(result, ensure_ascii=False), file=results, flush=True)
             advance()
 
         try:

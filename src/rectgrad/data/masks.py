@@ -42,8 +42,11 @@ def load() -> Masks:
         raise DataUnavailableError(
             "the masks are not installed: run `rectgrad data masks`, with --from FILE for a local copy"
         )
-    with np.load(place(), allow_pickle=False) as content:
-        return Masks(content["index"], content["label"], content["mask"])
+    try:
+        with open(place(), "rb") as file, np.load(file, allow_pickle=False) as content:
+            return Masks(content["index"], content["label"], content["mask"])
+    except Exception as error:
+        raise DataUnavailableError(f"{place()} is damaged; delete it and install the masks again") from error
 
 
 def install(source: str | None = None, progress: fetch.Progress = fetch.no_progress) -> Path:

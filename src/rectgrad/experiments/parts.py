@@ -64,13 +64,23 @@ class Parts:
 
     def array(self, name: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
         """Like `part`, for arrays that are too large for JSON."""
-        path = self._path(name).with_suffix(".npy")
         if not self.has_array(name):
-            files.save_array(compute(), path)
-        return np.load(path, allow_pickle=False)
+            files.save_array(compute(), self._path(name).with_suffix(".npy"))
+        found = self._array(name)
+        assert found is not None
+        return found
 
     def has_array(self, name: str) -> bool:
-        return self._path(name).with_suffix(".npy").exists()
+        return self._array(name) is not None
+
+    def _array(self, name: str) -> np.ndarray | None:
+        """None if the file is missing or damaged."""
+        path = self._path(name).with_suffix(".npy")
+        if not path.is_file():  # a pipe may never end
+            return None
+        with contextlib.suppress(OSError, ValueError, EOFError), open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        return None
 
     def _path(self, name: str) -> Path:
         """Names that differ only in characters that are replaced or cut off have different files."""

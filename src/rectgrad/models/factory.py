@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,9 @@ def _call(path: Path, factory: str) -> Any:
     with _importable_neighbours(path):
         try:
             module = _import_file(path)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ModelUnavailableError(f"{path} cannot be imported ({reason(error)})") from error
         make = getattr(module, factory, None)
         if not callable(make):
@@ -57,7 +60,9 @@ def _call(path: Path, factory: str) -> Any:
             )
         try:
             return make()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ModelUnavailableError(f"{path}: {factory}() failed ({reason(error)})") from error
 
 
@@ -72,15 +77,18 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-@contextmanager
+@contextlib.contextmanager
 def _importable_neighbours(path: Path) -> Iterator[None]:
-    """Lets the file import modules from its own folder, as if Python ran it as a script."""
-    folder = str(path.resolve().parent)
+    """Lets the file import modules from its own folder, as if Python ran it as a script. A file that changes
+    the current folder must not change where photos are looked for and results are written."""
+    folder, current = str(path.resolve().parent), os.getcwd()
     sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(folder)
+        os.chdir(current)
 
 
 def _functions(module: ModuleType) -> str:

@@ -1,9 +1,9 @@
 """Reads photos, streams folders of them, names results, writes files atomically, and starts Ray."""
 
+from rectgrad.photos.errors import UnreadableImageError
 from rectgrad.photos.reading import (
     MAX_PIXELS,
     SUFFIXES,
-    UnreadableImageError,
     decode,
     opened,
     pixels,

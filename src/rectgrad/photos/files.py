@@ -25,6 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+LARGEST = 2**28  # bytes of a file that is read at once
 _PART = ".part"  # suffix of a file that is being written
 
 
@@ -213,9 +214,11 @@ def save_json(value: Any, path: Path) -> None:
 
 
 def content(path: Path) -> bytes:
-    """The content of a regular file: a pipe or a device may never end."""
+    """The content of a regular file: a pipe or a device may never end. Ours are not larger than `LARGEST`."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if path.stat().st_size > LARGEST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return path.read_bytes()
 
 

@@ -32,6 +32,7 @@ _DEVICES = {
     *(f"{port}{i}" for port in ("com", "lpt") for i in range(10)),
 }
 _CONTROLS = {"Cc", "Zl", "Zp"}  # categories of Unicode
+_ORDER = {chr(c) for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}  # reverse the text around them
 _LONGEST = 180  # bytes of a file name; file systems allow 255, including our suffixes
 
 
@@ -65,7 +66,8 @@ def readable(text: str | Path) -> str:
     control a terminal are replaced."""
     decoded = str(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _CONTROLS else c for c in decoded
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in _CONTROLS or c in _ORDER else c
+        for c in decoded
     )
 
 

@@ -6,16 +6,19 @@ A file that cannot be read raises `UnreadableImageError` with a one-line reason.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from rectgrad.photos.errors import UnreadableImageError
+from rectgrad.photos.limits import AVIF_EXIF, COMMENT, STALL, STALLS, Limited, check_exif
 from rectgrad.photos.names import readable
 
 MAX_PIXELS = 150_000_000
@@ -27,22 +30,19 @@ FORMATS = frozenset("JPEG MPO PNG WEBP BMP DIB GIF TIFF PPM JPEG2000 AVIF ICO".s
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-class UnreadableImageError(ValueError):
-    """A file cannot be read as an image. The message names the file and the reason."""
-
-
-def read(path: str | Path, enough: int | None = None) -> Image.Image:
+def read(path: str | Path, enough: int | None = None, tick: Callable[[], None] | None = None) -> Image.Image:
     """Reads the photo at `path` as RGB and rotates it upright.
 
-    A JPEG may be decoded at a reduced size, but neither side becomes shorter than `enough` pixels.
+    A JPEG may be decoded at a reduced size, but neither side becomes shorter than `enough` pixels. `tick` is
+    called regularly meanwhile, for a program in which others wait.
     """
     with opened(path) as file:
-        return decode(file, enough)
+        return decode(file, enough, tick)
 
 
-def pixels(path: str | Path) -> int:
+def pixels(path: str | Path, tick: Callable[[], None] | None = None) -> int:
     """The number of pixels of a photo according to its header; nothing is decoded."""
-    with opened(path) as file, _open(file) as picture:
+    with opened(path) as file, _open(file, Limited(file, tick)) as picture:
         return picture.width * picture.height
 
 
@@ -64,19 +64,31 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
         raise UnreadableImageError(f"{readable(path)}: {_reason(error)}") from None
 
 
-def decode(file: IO[bytes], enough: int | None = None) -> Image.Image:
+def decode(file: IO[bytes], enough: int | None = None, tick: Callable[[], None] | None = None) -> Image.Image:
     """Like `read`, for a file from `opened`."""
-    with _open(file) as picture:
+    limited = Limited(file, tick)
+    with _open(file, limited) as picture:
+        count = picture.width * picture.height
+        if tick is not None and picture.format == STALLS and count > STALL:
+            raise UnreadableImageError(f"{STALLS} of more than {STALL / 1e6:g} megapixels; save it as JPEG")
+        limited.allow(count)
         return upright_rgb(picture, enough)
 
 
-def _open(file: IO[bytes]) -> Image.Image:
+def _open(file: IO[bytes], limited: Any) -> Image.Image:
     """`Image.open` for our formats and without its pixel limit, which Pillow only lets us change for the
     whole process.
 
     `upright_rgb` applies our own limit before any pixel is decoded.
     """
-    prefix = file.read(16)
+    prefix = limited.read(16)
+    source: Any = limited
+    if prefix[:2] in (b"P1", b"P2", b"P3"):  # Pillow takes minutes for a megabyte of comments
+        limited.seek(0)
+        source = io.BytesIO(COMMENT.sub(b"", limited.read()))
+    elif prefix[4:8] == b"ftyp":
+        limited.seek(0)
+        source = io.BytesIO(AVIF_EXIF.sub(rb"\1-   ", limited.read()))
     for import_plugins in (Image.preinit, Image.init):  # the common formats first, then all of them
         import_plugins()
         for name in FORMATS.intersection(Image.ID):
@@ -84,8 +96,8 @@ def _open(file: IO[bytes]) -> Image.Image:
             try:
                 accepted = accepts is None or accepts(prefix)
                 if accepted and not isinstance(accepted, str):  # a string says why Pillow lacks the format
-                    file.seek(0)
-                    return opener(file, getattr(file, "name", ""))
+                    source.seek(0)
+                    return opener(source, getattr(file, "name", ""))
             except (SyntaxError, IndexError, TypeError, struct.error):
                 continue
     raise UnidentifiedImageError
@@ -109,6 +121,8 @@ def upright_rgb(opened: Image.Image, enough: int | None = None) -> Image.Image:
         raise UnreadableImageError(f"{width} x {height} pixels exceed the limit of {limit} megapixels")
     if enough is not None and opened.format == "JPEG":
         opened.draft(None, (enough, enough))
+    opened.load()  # there may be EXIF data after the pixels
+    check_exif(max(len(opened.info.get(kind) or "") for kind in ("exif", "Raw profile type exif")))
     upright = ImageOps.exif_transpose(opened)
     return to_rgb(upright if upright is not None else opened)
 

@@ -70,11 +70,13 @@ def _stored(out: Path) -> dict[str, Json]:
 
 def _is_shown(record: Json, picture: str) -> bool:
     """Whether this is the record of that picture. Other files may be in the folder, also results of another
-    run in a folder of their own, whose pictures have their names from there."""
+    run in a folder of their own, whose pictures have their names from there. A thumbnail elsewhere would be
+    loaded from there by whoever opens the page."""
     try:
         same = folded(record["picture"]) == folded(picture)  # file systems normalise names
+        same = same and (record.get("thumbnail") or "thumbnails/").startswith("thumbnails/")
         return same and bool(_card(record) + _made_by([record]) + _caution([record]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
 
 
