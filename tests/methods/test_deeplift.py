@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import rectgrad
-from complete_networks import DEEPLIFT, between, noise_like, prepare
+from complete_networks import DEEPLIFT, Apply, between, noise_like, prepare
 
 
 def deeplift_error(model: nn.Module, x: Tensor, baseline: float | Tensor, target: int) -> float:
@@ -33,6 +33,22 @@ def test_deeplift_sums_to_the_difference_in_float32(name):
     model, x = prepare(DEEPLIFT[name], torch.float32)
     for baseline in (0.0, noise_like(x)):
         assert deeplift_error(model, x, baseline, target=2) < 1e-4
+
+
+BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "maximum": lambda x: torch.maximum(x[:, :1], x.new_tensor([-0.5, 0.1, 0.7])),
+    "minimum": lambda x: torch.minimum(x.new_tensor([-0.5, 0.1, 0.7]), x[:, 1:2]),
+    "clamp": lambda x: x[:, :1].clamp(max=x.new_tensor([-0.5, 0.1, 0.7])),
+    "power": lambda x: (x[:, :1].abs() + 0.5) ** x.new_tensor([2.0, 0.5, -1.0]),
+    "exponent": lambda x: torch.pow(x.new_tensor([2.0, 0.5, 3.0]), x[:, :1]),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_deeplift_of_numbers_that_are_broadcast(name):
+    model, x = prepare(lambda: (Apply(lambda self, x: BROADCAST[name](x) + x[:, 3:]), torch.randn(3, 4)))
+    for baseline in (0.2, noise_like(x)):
+        assert deeplift_error(model, x, baseline, target=1) < 1e-9
 
 
 INEXACT: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {

@@ -11,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import rectgrad
 from complete_networks import Apply, cnn, mlp, prepare, residual
+from rectgrad.engine.backward import remember_bridged
 
 
 def relu_mlp() -> tuple[nn.Module, Tensor]:
@@ -319,6 +320,61 @@ def test_bounds_follow_the_input_into_the_model():
     bounds = {"low": torch.minimum(*ends), "high": torch.maximum(*ends)}
     maps = by_composite(inside, x / scale + 1, "epsilon_gamma_box", **bounds)
     torch.testing.assert_close(maps, expected)
+
+
+PLACES = torch.linspace(-1, 1, 180).view(1, 2, 10, 9).double()
+BEFORE_THE_FIRST_LAYER = {  # how many channels it makes of three, how, and the same in other words
+    "part": (1, lambda x: x.chunk(3, 1)[2], lambda x: x[:, 2:]),
+    "parts": (2, lambda x: torch.stack(x.unbind(1)[:0:-1], 1), lambda x: x[:, [2, 1]]),
+    "unequal_parts": (2, lambda x: x.split([1, 2], 1)[1], lambda x: x[:, 1:]),
+    "order": (3, lambda x: x[:, [2, 1, 0]], lambda x: torch.stack([x[:, 2], x[:, 1], x[:, 0]], 1)),
+    "places": (
+        5,
+        lambda x: torch.cat([x, PLACES.expand(len(x), -1, -1, -1)], 1),
+        lambda x: F.pad(x, (0, 0, 0, 0, 0, 2)) + F.pad(PLACES, (0, 0, 0, 0, 3, 0)),
+    ),
+    "mask": (3, lambda x: x.masked_fill(PLACES[:, :1] > -0.3, 0.0), lambda x: x * (PLACES[:, :1] <= -0.3)),
+    "in_place": (
+        3,
+        lambda x: x.clone().sub_(0.3).div_(0.4).flip(1),
+        lambda x: ((x - 0.3) / 0.4)[:, [2, 1, 0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("composite", ["epsilon_plus_flat", "epsilon_gamma_box", "deep_taylor"])
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST_LAYER)
+def test_what_comes_before_the_first_layer(name, composite):
+    """What the bounds are there, and what is no input: recorded, from a record and over the bridge."""
+    channels, before, same = BEFORE_THE_FIRST_LAYER[name]
+    model, x = prepare(lively_cnn)
+    model[0] = nn.Conv2d(channels, 8, 3, padding=1).double()
+    low, high = (torch.tensor(ends).view(3, 1, 1).double() for ends in ([-7, -8, -9], [9, 6, 7]))
+    options = {} if composite == "epsilon_plus_flat" else {"low": low, "high": high}
+    expected = by_composite(lambda x: model(same(x)), x, composite, **options)
+    written = Apply(lambda self, x: model(before(x)), model=model)
+    kept = rectgrad.record(written, x).attribute("lrp", composite=composite, **options)
+    recorded = by_composite(written, x, composite, **options)
+    remember_bridged(written)
+    for maps in (recorded, kept, by_composite(written, x, composite, **options)):
+        torch.testing.assert_close(maps, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+
+
+def test_a_step_before_the_first_layer_that_cannot_be_seen():
+    class Centred(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x - 0.5
+
+        @staticmethod
+        def backward(ctx, R):
+            return R
+
+    model, x = prepare(lively_cnn)
+    hidden = Apply(lambda self, x: model(Centred.apply(x)), model=model)
+    with pytest.raises(rectgrad.UnsupportedModelError, match="follow the input to the first layer"):
+        by_composite(hidden, x, "epsilon_plus_flat")
+    assert torch.isfinite(by_composite(hidden, x, "zplus")).all()
 
 
 def test_bounds_are_asked_for_and_checked():

@@ -23,8 +23,8 @@ from rectgrad.engine import target as targets
 from rectgrad.engine import torch_private
 from rectgrad.engine.backward import Pass, Plan
 from rectgrad.engine.facts import Graph, find_channels, find_gates, walk
-from rectgrad.engine.op import TABLE, Op, UnsupportedModelError, no_autocast, storage_id
-from rectgrad.engine.recorder import TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
+from rectgrad.engine.op import TABLE, Op, State, UnsupportedModelError, no_autocast, storage_id
+from rectgrad.engine.recorder import INPUT, TRANSFORM, ForwardMode, Refused, Unlinked, linear_op, saving
 from rectgrad.engine.torch_private import map_tensors, tensors_in, under_mode
 from rectgrad.engine.trace import Row, Trace, calling_function, calling_modules
 from rectgrad.kernels.sparse import dense
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
 # Calls that need the tensor itself, not a copy: some return views, some change the tensor's gradient.
 _VALUELESS = ops.ROUTING | {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
-_COVERED = "rectgrad: all of the base was overwritten"  # a key of an autograd node's metadata
+# Keys of an autograd node's metadata.
+_COVERED = "rectgrad: all of the base was overwritten"
+_SOURCE = "rectgrad: the op that made the tensor"
+_UNSEEN = Op(INPUT, "", (), {}, State())  # made a tensor out of sight: it has no sources
 
 
 class Bridge(torch.autograd.Function):
@@ -93,11 +96,16 @@ class Bridge(torch.autograd.Function):
         return (None, None, *grads)
 
 
-def op_of(node: Any, copied: bool = False) -> Op | None:
-    """The op that an autograd node belongs to, if it is a bridged one. copied: or the one whose result was
-    copied to where it was computed in place."""
-    node = node.next_functions[1][0] if copied and type(node).__name__ == "CopyBackwards" else node
+def op_of(node: Any) -> Op | None:
+    """The op that an autograd node belongs to, if it is a bridged one."""
     return node.op if getattr(node, "_forward_cls", None) is Bridge else None
+
+
+def _source(x: Tensor, made: Op = _UNSEEN) -> Op:
+    """The op that made a tensor, bridged or not. It is noted where it is known: `made`."""
+    node: Any = x.grad_fn
+    op: Op = made if node is None else node.metadata.setdefault(_SOURCE, made)
+    return op.of_part(x.output_nr) if x.output_nr else op
 
 
 @dataclass(eq=False, repr=False)
@@ -158,10 +166,10 @@ class BridgeRecorder(ForwardMode):
         if not data:
             return self._constant(spec, func, args, kwargs)
         written = fill(_written(spec, args, kwargs), data)
-        op = self._op(spec, args, kwargs, data, written is not None)
-        if op is None:
+        op, wanted = self._op(spec, args, kwargs, data, written is not None)
+        if not wanted:
             args, kwargs = fill(args, data), {k: fill(v, data) for k, v in kwargs.items()}
-            return self._native(spec, func, args, kwargs, data)
+            return self._native(op, func, args, kwargs, data)
         if op.family in self.decompose:
             op.inputs = tuple(data)
             return under_mode(self, lambda: decompositions[op.family](op))
@@ -169,7 +177,7 @@ class BridgeRecorder(ForwardMode):
         if written is None:
             return result
         self._protect(written)
-        written.copy_(result)
+        _source(written.copy_(result), op)
         if torch_private.is_view(written):
             self._note_write(written)
         return written
@@ -201,22 +209,21 @@ class BridgeRecorder(ForwardMode):
     def _is_entry(self, node: Any) -> bool:
         return any(getattr(node, "variable", None) is leaf for leaf in self.leaves or ())
 
-    def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
-        """The op of this call, if its family is wanted. In-place activations always are: autograd computes
-        the gradient of some from their output, which a write to another part of it would invalidate."""
+    def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list, writes: bool) -> tuple[Op, bool]:
+        """The op of this call, and whether its family is wanted. In-place activations always are: autograd
+        computes the gradient of some from their output, which a write to another part would invalidate."""
         op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
-        op.data_count = len(data)
+        op.data_count, op.sources = len(data), tuple(map(_source, data))
         self._find_family(op)
         if not op.family or kwargs.get("out") is not None:
-            return None
+            return op, False
         wanted = self.families is None or op.family in self.families or op.family in self.decompose
         if op.family == "batch_norm":  # always in closed form: torch's gradient can be wrong (see Scale)
             usual = len(data) == 1 and type(spec.argument("input", op.args, op.kwargs)) is Slot
             if usual and not self._whole() and not torch_private.autocast_active():
                 op.linear = linear_op(op, data[0])
             wanted = wanted or op.linear is not None
-        op.sources = tuple(source for x in data if (source := op_of(x.grad_fn, copied=True)) is not None)
-        return op if wanted or (writes and op.family in ops.RECTIFIERS) else None
+        return op, wanted or (writes and op.family in ops.RECTIFIERS)
 
     def _whole(self) -> bool:
         """Whether ops run with a local graph, because another mode may change what they compute."""
@@ -225,6 +232,7 @@ class BridgeRecorder(ForwardMode):
     def _bridge(self, op: Op, data: list[Tensor]) -> Any:
         with saving():
             result = Bridge.apply(op, self._whole(), *data)
+        _source(result[0] if type(result) is tuple else result, op)
         result = op.result_type(result) if type(result) is tuple else result
         op.index, op.modules = len(self.trace.rows), self._enter(op.name, op.family, op.shape, data, op)
         self._hold(op, (*op.held(), *tensors_in((op.args, op.kwargs))))
@@ -240,8 +248,9 @@ class BridgeRecorder(ForwardMode):
         self.trace.rows.append(Row(name, modules, shape, family, len(data), data[0].shape, op))
         return modules
 
-    def _native(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
+    def _native(self, op: Op, func: Any, args: tuple, kwargs: dict, data: list[Tensor]) -> Any:
         """Run a call without a rule, which autograd records."""
+        spec = op.spec
         # cuDNN's recurrent networks have a backward pass in training mode only.
         by_cudnn = spec.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and data[0].is_cuda
         with saving(), torch.backends.cudnn.flags(enabled=False) if by_cudnn else contextlib.nullcontext():
@@ -249,6 +258,7 @@ class BridgeRecorder(ForwardMode):
         output = next(tensors_in(result), None)
         if output is not None and output.requires_grad:
             self._enter(spec.name, spec.family, output.shape, data)
+            _source(output, op)
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 output.register_hook(self.state.report)  # its zeros may hide an infinity
         return result
@@ -316,6 +326,8 @@ class BridgedPass(Pass):
             self.leaves = recorder.leaves = tuple(x.requires_grad_() for x in ours)
             # Copies, so that a model may modify its input and the containers that it receives.
             inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
+            for x in inputs if differentiable else ():
+                _source(x, Op(INPUT, "input", (), {}, self.state)).shape = x.shape
             args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
             recorder.refuses = not recorder.transparent
             self.outputs = under_mode(recorder, lambda: request.model(*inputs, *args, **kwargs))

@@ -24,7 +24,7 @@ from rectgrad.engine.backward import Inputs, Maps, RecordedPass
 from rectgrad.engine.op import UnsupportedModelError
 from rectgrad.engine.preserve import modules_in
 from rectgrad.engine.request import Request
-from rectgrad.kernels.device import Graph, has_graphs
+from rectgrad.kernels.device import Graph, has_graphs, largest_difference
 
 REFUSED = "the model cannot be captured"
 
@@ -151,9 +151,9 @@ class Capture(Generic[Inputs]):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 expected = ordinary(inputs)
-                difference = _difference(replayed(inputs), expected)
+                difference = largest_difference(replayed(inputs), expected)
                 # Nondeterministic kernels can move units across a threshold between any two calls.
-                repeats = _difference(ordinary(inputs), expected) if difference > 1e-5 else 0
+                repeats = largest_difference(ordinary(inputs), expected) if difference > 1e-5 else 0
             if difference > max(1e-5, 2 * repeats):
                 differs = f"a replay differs from an ordinary call by {difference:.1g} of the map's maximum"
                 raise UnsupportedModelError(f"{REFUSED}: {differs}")
@@ -166,9 +166,3 @@ class Capture(Generic[Inputs]):
 
 def _kinds(inputs: Maps) -> str:
     return ", ".join(f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}" for x in inputs)
-
-
-def _difference(maps: Maps, expected: Maps) -> float:
-    """The largest difference, as a share of the expected maps' largest value."""
-    scales = [b.abs().max().clamp(min=torch.finfo(b.dtype).tiny) for b in expected]
-    return max(float((a - b).abs().max() / s) for a, b, s in zip(maps, expected, scales, strict=True))

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, first
+from rectgrad.engine.op import Op
+from rectgrad.kernels.device import not_finite
 from rectgrad.kernels.reference import per_sample
 
 if TYPE_CHECKING:
@@ -42,21 +43,10 @@ def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, ma
     """Raise an error that names the first layer with a NaN or an infinity, if there is one."""
     outputs = scores if request.answer is None else request.answer
     looked_at = (*request.inputs, outputs, scores, *maps)
-    if first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
+    if first_wrong(request, not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
     return _find(request, method, outputs)  # returns the maps if only a sum overflowed
-
-
-def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
-    """Which of these are not finite, by their sums, on the device."""
-    values = [x.sum(dtype=torch.float32 if x.element_size() < 4 else None) for x in tensors]
-    values += [s for s in sums if isinstance(s, Tensor)]
-    dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
-    device = tensors[-1].device
-    wrong = ~torch.stack([s.reshape(()).to(device, dtype) for s in values]).isfinite()
-    numbers = all(math.isfinite(s) for s in sums if not isinstance(s, Tensor))
-    return wrong if numbers else torch.ones_like(wrong)
 
 
 def first_wrong(request: Request, wrong: Tensor) -> int | None:
@@ -140,8 +130,7 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
     rule = op.state.rules[op.family]
     if rule.advice is not None:
         return rule.advice(op, R, row)
-    grad = first(rule.apply(op, R))
-    return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
+    return None if bool(op.backward(R)[0].reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
 
 
 # A list that collects the warnings of this thread, instead of issuing them.

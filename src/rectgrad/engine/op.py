@@ -7,6 +7,7 @@ several methods, and an autograd backward pass may run in another thread.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,7 @@ class Op:
     path: str | None = None  # how the gradient of a linear op was computed last: sparse or dense
     reference: Op | None = None  # the same op in the baseline's pass (DeepLIFT)
     result_type: Any = Tensor  # a named tuple, for some reductions
+    part = 0  # which of the call's results this op made
     shape: tuple[int, ...] = ()  # of the output
     input_shapes: tuple[tuple[int, ...], ...] = ()
     facts: Facts = NO_FACTS  # about the op's surroundings, filled in before a backward pass
@@ -122,7 +124,7 @@ class Op:
     @property
     def output(self) -> Tensor:
         assert self._output is not None or self.inputs
-        return first(self.call(*self.inputs)) if self._output is None else self._output
+        return self.result(*self.inputs) if self._output is None else self._output
 
     @property
     def backend(self) -> Backend:
@@ -148,6 +150,17 @@ class Op:
         named = {k: fill(v, inputs) for k, v in self.kwargs.items()} if self.kwargs else {}
         return self.spec.func(*fill(self.args, inputs), **named)
 
+    def result(self, *inputs: Tensor) -> Tensor:
+        """What the op made, on other data tensors: a call may return several tensors."""
+        result = self.call(*inputs)
+        return result[self.part] if isinstance(result, (tuple, list)) else result
+
+    def of_part(self, part: int) -> Op:
+        """The same call as the op that made another of its results."""
+        op = copy.copy(self)
+        op.part = part
+        return op
+
     def vjp(self, R: Any, within: Region | None = None) -> tuple[Any, ...]:
         """The ordinary gradients of `inputs`, as autograd computes them. R is taken as 0 outside `within`."""
         if self.linear is not None:
@@ -166,7 +179,7 @@ class Op:
         """The ordinary gradient at other data tensors than the recorded ones."""
         with torch.enable_grad():
             leaves = [point.detach().requires_grad_() for point in points]
-            output = first(self.call(*leaves))
+            output = self.result(*leaves)
         return torch.autograd.grad(output, leaves, R, allow_unused=True)
 
     def backward(self, R: Any) -> tuple[Any, ...]:
@@ -222,11 +235,6 @@ class Op:
         if not alike or len(grads) != self.data_count or not any(g is not None for g in grads):
             where = f"{self.name} in {type(self.modules[0]).__name__}" if self.modules else self.name
             raise ValueError(f"the rule {self.rule!r} returned {shapes} for inputs {wanted} of {where}")
-
-
-def first(result: Any) -> Tensor:
-    """The differentiable part of a result; pooling may also return indices."""
-    return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def storage_id(x: Tensor) -> int:

@@ -10,7 +10,6 @@ result is used. If a call cannot be linked, `Unlinked` is raised, and the model 
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -33,7 +32,7 @@ from rectgrad.kernels.linear_ops import LINEAR_OPS, LinearOp
 from rectgrad.ops.arguments import Slot, out_of_place, updates_statistics
 from rectgrad.ops.composite import composite, decompositions
 
-_INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
+INPUT = ops.Spec("input", "input", lambda x: x, lambda x: x, False)
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, slice)
 _CONSTANT = frozenset({*_ATOMS, Parameter})  # types of arguments that do not depend on the input
 
@@ -132,7 +131,7 @@ class Recorder(ForwardMode):
 
     def enter(self, x: Tensor) -> Op:
         """Link an input of the network."""
-        op = Op(_INPUT, "input", (), {}, self.state)
+        op = Op(INPUT, "input", (), {}, self.state)
         self._link(op, x)
         return op
 
@@ -264,7 +263,7 @@ class Recorder(ForwardMode):
             return self._made(op, result, data[0] if writes else None)
         if not isinstance(result, (tuple, list)) or writes or not all(type(r) is Tensor for r in result):
             raise Unlinked(op.name)
-        return type(result)([self._made(copy.copy(op), r, None) for r in result])
+        return type(result)([self._made(op.of_part(i), r, None) for i, r in enumerate(result)])
 
     def _made(self, op: Op, result: Tensor, target: Tensor | None) -> Tensor:
         """Link one result of a call. target: the tensor that the call overwrites."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -70,6 +71,23 @@ def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
     eps = max(map(rounding, alone))
     (outputs, other), *maps = zip(alone, together, strict=True)
     return _near(outputs, other, eps**0.5) and all(_near(a, b, eps**0.25) for a, b in maps)
+
+
+def largest_difference(maps: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference, as a share of the expected maps' largest value."""
+    scales = [b.abs().max().clamp(min=torch.finfo(b.dtype).tiny) for b in expected]
+    return max(float((a - b).abs().max() / s) for a, b, s in zip(maps, expected, scales, strict=True))
+
+
+def not_finite(tensors: Sequence[Tensor], sums: list[Tensor | float]) -> Tensor:
+    """Which of these are not finite, by their sums, on the device."""
+    values = [x.sum(dtype=torch.float32 if x.element_size() < 4 else None) for x in tensors]
+    values += [s for s in sums if isinstance(s, Tensor)]
+    dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
+    device = tensors[-1].device
+    wrong = ~torch.stack([s.reshape(()).to(device, dtype) for s in values]).isfinite()
+    numbers = all(math.isfinite(s) for s in sums if not isinstance(s, Tensor))
+    return wrong if numbers else torch.ones_like(wrong)
 
 
 def is_capturing(device: torch.device) -> bool:

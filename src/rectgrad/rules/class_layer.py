@@ -21,7 +21,7 @@ from rectgrad import ops
 from rectgrad.engine.backward import OVERWRITTEN, Pass, Plan
 from rectgrad.engine.bridge import unsupported
 from rectgrad.engine.diagnose import first_wrong
-from rectgrad.engine.op import Op, Rule, Rules, first
+from rectgrad.engine.op import Op, Rule, Rules
 from rectgrad.engine.request import Request
 from rectgrad.engine.trace import outermost
 from rectgrad.kernels.class_maps import Gate, class_map
@@ -133,7 +133,7 @@ def _activations(recorded: Iterable[Op]) -> set[int]:
 def _activation(op: Op) -> Tensor:
     """An op's output, recomputed for `cat` and `add` if only their inputs are kept."""
     if op._output is None:
-        return first(op.call(*map(_activation, op.sources)))
+        return op.result(*map(_activation, op.sources))
     if op.overwritten():
         raise RuntimeError(f"the output of {op.name} was {OVERWRITTEN}")
     return op.output

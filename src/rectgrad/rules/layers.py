@@ -4,13 +4,14 @@ it, is one linear map. Finds these layers and their positions in the network."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
 from rectgrad.engine.facts import Graph, facts_of, walk
-from rectgrad.engine.op import Op, first
+from rectgrad.engine.op import Op, UnsupportedModelError
 from rectgrad.engine.recorder import linear_op
 from rectgrad.engine.torch_private import tensors_in
 from rectgrad.kernels.linear_ops import Scale
@@ -126,9 +127,7 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
         other.inputs, other.linear = (x,), linear_op(other, x)
         return other
 
-    def at(start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        return _replayed(op.sources[0], start) if op.sources else start(op.input_shapes[0])
-
+    at = partial(_replayed, op.sources[0])
     own = op.inputs[0], op.output, bias, op.family, op.argument("groups", 1)
     return Layer(*own, made, op, facts, op.state.absorbed, at, c, composite)
 
@@ -137,4 +136,6 @@ def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
     """An op's output for other inputs of the network."""
     if op.family == "input":
         return start(op.shape)
-    return first(op.call(*([_replayed(each, start) for each in op.sources] or map(start, op.input_shapes))))
+    if not op.sources:
+        raise UnsupportedModelError("LRP cannot follow the input to the first layer: a step was not seen")
+    return op.result(*(_replayed(each, start) for each in op.sources))

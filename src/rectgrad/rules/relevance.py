@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rectgrad import ops
-from rectgrad.engine.op import Op, Rule, first, wide
+from rectgrad.engine.op import Op, Rule, wide
 from rectgrad.kernels import relevance_ops as kernel
 from rectgrad.kernels.closed_forms import relu_gradient
 from rectgrad.kernels.relevance_ops import Composite, absorb, safe, stabilised
@@ -109,7 +109,7 @@ def excited_sum(epsilon: float) -> Rule:
         if op.family == "add" and op.data_count == 1:
             return _activation(op, R)
         parts = kernel.positive_summands(op.inputs, op.name)
-        shared = kernel.per_unit(wide(R) * safe(wide(op.output)), wide(first(op.call(*parts))), epsilon)
+        shared = kernel.per_unit(wide(R) * safe(wide(op.output)), wide(op.result(*parts)), epsilon)
         grads = op.vjp(shared.to(R.dtype))
         return tuple(torch.where(part == 0, 0, grad) for part, grad in zip(parts, grads, strict=True))
 
@@ -149,7 +149,7 @@ def lrp_norm(epsilon: float) -> Rule:
 
 def _constant(op: Op) -> Tensor:
     """The output of a linear op for an input of 0."""
-    return first(op.call(*map(torch.zeros_like, op.inputs)))
+    return op.result(*map(torch.zeros_like, op.inputs))
 
 
 def absorbed_by_constants(op: Op, R: Tensor) -> None:

@@ -36,14 +36,12 @@ def _midpoints(op: Op) -> list[Tensor]:
 
 
 def rescale(op: Op, R: Tensor) -> Any:
-    """(f(x) - f(x0)) / (x - x0), unit by unit."""
-    if op.data_count > 1 or op.output.shape != op.inputs[0].shape:
-        return op.vjp(R)
+    """(f(x) - f(x0)) / (x - x0), unit by unit; summed where x was broadcast."""
     x, x0, y, y0 = op.inputs[0], _reference(op).inputs[0], op.output, _reference(op).output
     if op.name in SECANTS:
         return R * SECANTS[op.name](x, x0, y, y0)
     (derivative,) = op.vjp_at(_midpoints(op), R)
-    return torch.where((x - x0).abs() < SMALL, derivative, R * (y - y0) / (x - x0))
+    return torch.where((x - x0).abs() < SMALL, derivative, (R * (y - y0)).sum_to_size(x.shape) / (x - x0))
 
 
 def product(op: Op, R: Tensor) -> Any:
