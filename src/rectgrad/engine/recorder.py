@@ -75,6 +75,9 @@ class ForwardMode(TorchFunctionMode):
             op.family = ""
         elif op.family in ops.REFINED:
             op.family = ops.refine(op.family, op.name, op.argument)
+        elif op.family == "div" and op.data_count == 1:
+            numerator = op.spec.argument("input", op.args, op.kwargs)
+            op.family = "div" if type(numerator) is Slot else "unary"
         if op.name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
             self.by_hand[op.name] = None
 
@@ -199,6 +202,8 @@ class Recorder(ForwardMode):
         """Any other call: recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs) if spec.has_flag else (args, kwargs, False)
         writes = spec.writes or inplace
+        if spec.name in ops.NEW_TENSORS:  # of y, `x.type_as(y)` and its kind take the shape or the type alone
+            given = (*given[:1], *[y.detach() if type(y) is Tensor else y for y in given[1:]])
         data: list[Tensor] = []
         slots = tuple([value if type(value) in _CONSTANT else self._slot(value, data) for value in given])
         if named:
