@@ -46,12 +46,13 @@ NOT_COMPARED = {"smoothgrad"}
 # Where the former engine was wrong. It had no exact DeepLIFT rule for a vector's norm. DeepLIFT and
 # epsilon-LRP used the plain derivative of a ReLU6 that is a gate. `layer_attributions` listed such gates.
 # Epsilon-LRP stabilised a batch norm or an added constant that is one with the layer after it, and passed
-# relevance through elementary functions by their derivative.
+# relevance through elementary functions by their derivative, and shared it with what is added to a product.
 LEFT_OUT = {
     ("batch_norm_before", "epsilon_lrp"),
     ("batch_norm_after_relu", "epsilon_lrp"),
     ("stopped_gradient", "epsilon_lrp"),
     ("elementary_functions", "epsilon_lrp"),
+    ("batched_products", "epsilon_lrp"),
     ("normalised_vectors", "deeplift"),
     ("hard_sigmoid_gates", "deeplift"),
     ("hard_sigmoid_gates", "epsilon_lrp"),

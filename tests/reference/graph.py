@@ -28,6 +28,8 @@ def family(node: fx.Node) -> str:
     if node.op not in ("call_function", "call_method"):
         return node.op
     name = (node.target if isinstance(node.target, str) else node.target.__name__).strip("_")
+    if name == "div":
+        return "truediv"
     if name == "clamp" and dict(node.kwargs) == {"min": 0}:
         return "relu"
     if name == "hardtanh" and (node.kwargs["min_val"], node.kwargs["max_val"]) == (0, 6):

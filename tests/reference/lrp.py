@@ -83,6 +83,7 @@ def lrp_rule(
 
     def product(record: Run, node: fx.Node, R: Tensor) -> Shares:
         sources = [s for s in record.sources(node) if attention or not softmaxed(record, s)]
+        sources = [s for s in sources if not inverse(record, s)] or sources
         if family(node) == "truediv" and len(sources) == 2:
             return [(sources[0], R)]
         if family(node) in ("mul", "truediv"):
@@ -107,7 +108,7 @@ def lrp_rule(
         if kind == "softmax" and attention:
             dim, x = node.kwargs["dim"], record.values[node.args[0]]
             return [(node.args[0], x * (R - z * R.sum(dim, keepdim=True)))]
-        if kind in RECTIFIERS | SQUASHING | {"pow"}:
+        if kind in RECTIFIERS | SQUASHING | {"pow", "rsqrt", "reciprocal"}:
             return [(node.args[0], R)]
         if kind in ("batch_norm", "add", "sub") and excites and len(record.sources(node)) == 1:
             (source,) = record.sources(node)
@@ -191,6 +192,13 @@ def at_layer(record: Run, node: fx.Node, value: float) -> Tensor:
     if node.op == "placeholder":
         return torch.full_like(record.values[node], value)
     return record.call(node, {source: at_layer(record, source, value) for source in record.sources(node)})
+
+
+def inverse(record: Run, node: fx.Node) -> bool:
+    """A constant divided by data, or a negative power of data: a norm's denominator may be written so."""
+    kind = family(node)
+    power = kind == "pow" and isinstance(node.args[1], float) and node.args[1] < 0
+    return power or kind in ("rsqrt", "reciprocal") or (kind == "truediv" and node.args[0] not in record.data)
 
 
 def softmaxed(record: Run, node: fx.Node) -> bool:

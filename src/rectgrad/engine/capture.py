@@ -1,9 +1,8 @@
 """Capture: the forward and the backward pass of a model as one CUDA graph, for many inputs of one shape.
 
-A graph replays the kernels of one pass on other values, without running the model's Python code. Several
-checks prevent wrong replays: at capture, that the graph agrees with an ordinary call; at every call, that the
-inputs and the model match those at capture; and in the graph itself, that there is no reason for a warning or
-an error, which only an ordinary call can give.
+A graph replays the kernels of one pass on other values, without running the model's Python code. Checks
+prevent wrong replays: at capture, that the graph agrees with an ordinary call; at every call, that inputs and
+model match those at capture; in the graph, that no warning or error is due, which needs an ordinary call.
 """
 
 from __future__ import annotations

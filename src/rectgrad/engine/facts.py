@@ -123,10 +123,9 @@ def find_gates(graph: Graph) -> None:
 
 def _divides_by_six(op: Op) -> bool:
     """Whether an op divides its only data tensor by six."""
-    if op.family not in ("div", "mul") or op.data_count != 1 or op.name == "rdiv":
+    if op.family not in ("div", "mul") or op.data_count != 1:
         return False
-    first, *others = *op.args, *op.kwargs.values()
-    values, factor = (others, 6) if op.family == "div" else ((first, *others), 1 / 6)
+    values, factor = (*op.args, *op.kwargs.values()), 6 if op.family == "div" else 1 / 6
     # By type, because a slot is also an int, but stands for data.
     numbers = (v for v in values if type(v) in (int, float) or (isinstance(v, Tensor) and v.numel() == 1))
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)

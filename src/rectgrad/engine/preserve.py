@@ -175,8 +175,7 @@ def _parts(root: Any) -> Iterable[Any]:
     return vars(root).values() if has_parts else ()
 
 
-# Held from the first write to a model's tensor until it is restored, so that two threads explaining one model
-# in training mode do not save each other's temporary values.
+# Held from the first write to a model's tensor until its restore: threads must not save each other's values.
 _writing = threading.RLock()
 
 

@@ -1,10 +1,10 @@
 """The recorder: a forward pass whose ops are linked to one another, so that the backward pass walks them.
 
-A `TorchFunctionMode` sees every torch call of its thread, so it does not matter how a model spells an op.
-The model is not modified. A tensor that depends on the input refers to the op that made it and requires a
-gradient, although no autograd graph is built. So what is computed from it where the mode cannot see it (in a
-scripted part, a custom autograd.Function, another thread) has a graph of its own, which is detected when the
-result is used. If a call cannot be linked, `Unlinked` is raised, and the model runs under the bridge.
+A `TorchFunctionMode` sees every torch call of its thread, however a model spells an op. The model is not
+modified. A tensor that depends on the input refers to the op that made it and requires a gradient, although
+no autograd graph is built. So what is computed from it where the mode cannot see it (in scripted parts,
+custom autograd.Functions, other threads) has a graph of its own, which is detected when it is used. If a call
+cannot be linked, `Unlinked` is raised, and the model runs under the bridge.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ class ForwardMode(TorchFunctionMode):
             op.family = ""
         elif op.family in ops.REFINED:
             op.family = ops.refine(op.family, op.name, op.argument)
+        elif op.family == "div" and op.data_count == 1:
+            numerator = op.spec.argument("input", op.args, op.kwargs)
+            op.family = "div" if type(numerator) is Slot else "unary"
         if op.name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
             self.by_hand[op.name] = None
 
@@ -198,6 +201,8 @@ class Recorder(ForwardMode):
         """Any other call: recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs) if spec.has_flag else (args, kwargs, False)
         writes = spec.writes or inplace
+        if spec.name in ops.NEW_TENSORS:  # of y, `x.type_as(y)` and its kind take the shape or the type alone
+            given = (*given[:1], *[y.detach() if type(y) is Tensor else y for y in given[1:]])
         data: list[Tensor] = []
         slots = tuple([value if type(value) in _CONSTANT else self._slot(value, data) for value in given])
         if named:

@@ -95,10 +95,8 @@ class Trace:
         total = f"{len(self.rows)} calls: " + ", ".join(f"{count} {rule}" for rule, count in rules)
         return [*drawn[: first + 1], more, *drawn[-last:], total]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.table()
-
-    __repr__ = __str__
 
 
 def module_names(root: nn.Module | None) -> dict[int, str]:

@@ -82,7 +82,7 @@ def largest_difference(maps: Sequence[Tensor], expected: Sequence[Tensor]) -> fl
 def not_finite(tensors: Sequence[Tensor], sums: list[Tensor | float]) -> Tensor:
     """Which of these are not finite, by their sums, on the device."""
     values = [x.sum(dtype=torch.float32 if x.element_size() < 4 else None) for x in tensors]
-    values += [s for s in sums if isinstance(s, Tensor)]
+    values += [s.abs() if s.is_complex() else s for s in sums if isinstance(s, Tensor)]
     dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
     device = tensors[-1].device
     wrong = ~torch.stack([s.reshape(()).to(device, dtype) for s in values]).isfinite()

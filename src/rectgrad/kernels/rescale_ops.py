@@ -19,6 +19,7 @@ SMALL = 1e-6  # below this a difference is no divisor: the derivative at the mid
 SECANTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "square": lambda x, x0, y, y0: x + x0,
     "reciprocal": lambda x, x0, y, y0: -y * y0,
+    **dict.fromkeys("rdiv div divide true_divide".split(), lambda x, x0, y, y0: -y / x0),  # of a constant
     "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
     "sqrt": lambda x, x0, y, y0: torch.where(y + y0 > 0, 1 / (y + y0), 0),
 }

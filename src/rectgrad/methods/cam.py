@@ -1,5 +1,4 @@
-"""Class activation maps: Grad-CAM and its variants, whose formulas are in kernels/class_maps.py, and Guided
-Grad-CAM."""
+"""Class activation maps: Grad-CAM, its variants and Guided Grad-CAM. Formulas: kernels/class_maps.py."""
 
 from __future__ import annotations
 

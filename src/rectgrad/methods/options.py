@@ -43,8 +43,7 @@ def _field(method: Any, name: str) -> Any:
     return next(each for each in fields(method) if each.name == name)
 
 
-# What stands for no information, or a bound: a number or a tensor, one for each of several inputs, or numbers
-# for each channel.
+# A baseline or a bound: a number or a tensor, or several of them.
 Value = float | Tensor | Sequence[float | Tensor]
 _TYPES = {"float": float, "int": int, "bool": bool, "Value": float}
 

@@ -34,7 +34,7 @@ FAMILIES: dict[str, str] = {
     "clamp": "clamp clip clamp_min hardtanh threshold",
     "squash": "sigmoid expit tanh hardsigmoid softsign logsigmoid log_sigmoid tanhshrink",
     "unary": "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal abs absolute erf erfc sin cos "
-    "tan atan arctan sinh cosh asinh pow rpow float_power clamp_max softshrink hardshrink",
+    "tan atan arctan sinh cosh asinh pow rpow rdiv float_power clamp_max softshrink hardshrink",
     "conv": "conv1d conv2d conv3d convolution _convolution",
     "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
     "linear": "linear",
@@ -50,7 +50,7 @@ FAMILIES: dict[str, str] = {
     "sum": "sum mean",
     "add": "add sub subtract rsub",
     "mul": "mul multiply",
-    "div": "div rdiv divide true_divide",
+    "div": "div divide true_divide",
     "max": "max amax maximum fmax",
     "min": "min amin minimum fmin",
     "softmax": "softmax _softmax",
@@ -78,7 +78,7 @@ ROUTING = frozenset(
 
 # Calls that a custom autograd.Function, such as gradient reversal, may make without hiding an activation.
 _LINEAR = "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
-LINEAR_CALLS = ROUTING.union(*(FAMILIES[family].split() for family in _LINEAR)) - {"rdiv"}
+LINEAR_CALLS = ROUTING.union(*(FAMILIES[family].split() for family in _LINEAR))
 
 # Parts of hand-written activations, named in the error if a network has nothing to rectify.
 BY_HAND = frozenset(
@@ -112,7 +112,7 @@ SIMPLE = frozenset(
 # New tensors made from the shape and dtype of another, and constants converted to these.
 NEW_TENSORS = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full "
-    "new_tensor type_as view_as reshape_as expand_as".split()
+    "new_tensor to type_as view_as reshape_as expand_as".split()
 )
 # Changes of shape. Here and in the next two, also the names of autograd nodes.
 CHANGES_SHAPE = frozenset(

@@ -43,8 +43,7 @@ def find_layers(graph: Graph, softmax: bool = True) -> None:
 def _find_constants(graph: Graph, softmax: bool) -> None:
     """Set which inputs are constant, and which two ops are one linear map for the epsilon rule. Inputs are
     constant if they depend on the network's input only through a softmax or a norm's denominator."""
-    ended = ("softmax", "rsqrt", "reciprocal") if softmax else ("rsqrt", "reciprocal")
-    ends = {node for node, op in graph.ops.items() if op.name in ended or op.family in ended}
+    ends = {node for node, op in graph.ops.items() if _inverts(op) or (softmax and op.family == "softmax")}
     data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
     for node, op in graph.ops.items():
         if op.family in ("mul", "div", *WEIGHTED):
@@ -56,17 +55,24 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
             facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
+def _inverts(op: Op) -> bool:
+    """Whether an op divides a constant by its data, or by a power of it."""
+    if op.name in ("pow", "float_power"):
+        return any(type(each) in (int, float) and each < 0 for each in (*op.args[1:], *op.kwargs.values()))
+    return op.family == "unary" and op.name in "rsqrt reciprocal rdiv div divide true_divide".split()
+
+
 def _find_weight(op: Op) -> bool:
     """Whether an op is a layer: a product of its only data tensor and one weight."""
     given = (*op.args, *op.kwargs.values()) if op.family in WEIGHTED and op.data_count == 1 else ()
     parts = chain.from_iterable(part if type(part) in (list, tuple) else (part,) for part in given)
-    weights = [w for w in parts if isinstance(w, Tensor) and w is not _bias(op)]
+    weights = [w for w in parts if isinstance(w, Tensor) and w is not bias_of(op)]
     if len(weights) == 1:
         facts_of(op).weight, op.facts.convolves = weights[0], op.family in CONVOLUTIONS
     return len(weights) == 1
 
 
-def _bias(op: Op) -> Tensor | None:
+def bias_of(op: Op) -> Tensor | None:
     return op.argument("input" if op.name in ("addmm", "addmv", "addbmm", "baddbmm") else "bias")
 
 
@@ -105,14 +111,13 @@ def _is_part(op: Op, layer: Op, after: bool) -> bool:
     if isinstance(op.linear, Scale):
         rows = len(op.shape) == 2 and layer.name in ("linear", "matmul", "mm", "addmm")
         return rows or layer.facts.convolves or not after
-    if after:
-        return op.name == "add" and "alpha" not in op.kwargs
-    return op.family in ("add", "mul", "div") and op.name != "rdiv"
+    adds = op.name == "add" and "alpha" not in op.kwargs
+    return adds if after else op.family in ("add", "mul", "div")
 
 
 def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
     """A layer in a backward pass. c: relevance / output of the linear map."""
-    facts, bias = op.facts, _bias(op)
+    facts, bias = op.facts, bias_of(op)
 
     def made(x: Tensor, weight: Tensor) -> Op:
         """The layer with another weight and without bias."""

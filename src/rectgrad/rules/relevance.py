@@ -13,6 +13,7 @@ networks, the epsilon rule tends to gradient * input as epsilon goes to 0.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +25,20 @@ from rectgrad.kernels import relevance_ops as kernel
 from rectgrad.kernels.closed_forms import relu_gradient
 from rectgrad.kernels.relevance_ops import Composite, absorb, safe, stabilised
 from rectgrad.ops.composite import norm_gradient
-from rectgrad.rules.layers import CONVOLUTIONS, WEIGHTED, layer_of
+from rectgrad.rules.layers import CONVOLUTIONS, WEIGHTED, bias_of, layer_of
+
+# Steps on complex numbers pass by their plain gradient, which keeps the sum where they are linear.
+_Rule = partial(Rule, concerns=lambda op: not any(map(torch.is_complex, op.held())))
 
 
 def lrp_rules(composite: Composite) -> dict[str, Rule]:
     linear = lrp_linear(composite.epsilon)
     rules: dict[str, Rule] = dict.fromkeys("max_pool avg_pool sum add".split(), linear)
-    activation = Rule(_activation, "lrp_activation")
+    activation = _Rule(_activation, "lrp_activation")
     rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "unary", "softmax", "log_softmax"), activation)
     # Models often overwrite the inputs and outputs of ReLUs and batch norms: keeping them would need copies.
     rules |= {"relu": replace(activation, reads="output"), "batch_norm": replace(linear, reads="inputs")}
-    rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
+    rules |= {"mul": _Rule(_product, "lrp_product"), "div": _Rule(_division, "lrp_division")}
     rules |= {part: _unless_merged(rules[part], composite) for part in ("add", "batch_norm", "mul", "div")}
     rules |= {family: lrp_layer(composite, family in CONVOLUTIONS) for family in WEIGHTED}
     return rules | {"norm": lrp_norm(composite.epsilon)}
@@ -48,7 +52,7 @@ def attn_lrp_rules(epsilon: float) -> dict[str, Rule]:
         absorb(op.state.absorbed, lambda: (R * kernel.softmax_bias(op.output, op.inputs[0], dim), 0))
         return op.vjp(R)
 
-    rule = Rule(softmax, "attn_lrp", checks=True)
+    rule = _Rule(softmax, "attn_lrp", checks=True)
     return lrp_rules(Composite.named("epsilon", epsilon)) | {"softmax": rule}
 
 
@@ -56,7 +60,7 @@ def excitation_rules(contrastive: bool, epsilon: float = 1e-12) -> dict[str, Rul
     """After Zhang et al. 2016: z+ without biases, in sums too. contrastive: at the last layer, less what goes
     to a unit with the opposite weights."""
     composite = Composite(*("excitation",) * 3, epsilon, top="contrast" if contrastive else "")
-    sums, passed = excited_sum(epsilon), Rule(_activation, "excitation", reads="inputs")
+    sums, passed = excited_sum(epsilon), _Rule(_activation, "excitation", reads="inputs")
     rules = lrp_rules(composite) | {"sum": sums, "avg_pool": sums, "add": _unless_merged(sums, composite)}
     return rules | {"batch_norm": _unless_merged(passed, composite)}
 
@@ -70,7 +74,7 @@ def lrp_linear(epsilon: float) -> Rule:
             R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # non-finite values remain and are detected later
+    return _Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # non-finite values are detected later
 
 
 def lrp_layer(composite: Composite, convolution: bool) -> Rule:
@@ -84,7 +88,7 @@ def lrp_layer(composite: Composite, convolution: bool) -> Rule:
 
     name = composite.convolution if convolution else composite.dense
     title = f"lrp_{name}" + f" (first lrp_{composite.first})" * (composite.first != name)
-    return Rule(apply, title, checks=plain.checks and composite.first == "epsilon")
+    return _Rule(apply, title, checks=plain.checks and composite.first == "epsilon")
 
 
 def _unless_merged(rule: Rule, composite: Composite) -> Rule:
@@ -113,7 +117,7 @@ def excited_sum(epsilon: float) -> Rule:
         grads = op.vjp(shared.to(R.dtype))
         return tuple(torch.where(part == 0, 0, grad) for part, grad in zip(parts, grads, strict=True))
 
-    return Rule(apply, "excitation")
+    return _Rule(apply, "excitation")
 
 
 def _activation(op: Op, R: Tensor) -> Tensor:
@@ -121,30 +125,29 @@ def _activation(op: Op, R: Tensor) -> Tensor:
         return relu_gradient(R, op.output)[0]
     a, z = wide(op.output), wide(op.inputs[0])
     ratio = a / safe(z)
-    absorb(op.state.absorbed, lambda: (0, R * (a - ratio * z)))
-    return (R * ratio).to(R.dtype)
+    absorb(op.state.absorbed, lambda: (0, R * (a - kernel.product(ratio, z))))
+    return (R * ratio).sum_to_size(z.shape).to(R.dtype)
 
 
 def _product(op: Op, R: Tensor) -> Any:
-    constant = op.facts.constant or (False,) * op.data_count
-    sharing, grads = constant.count(False), op.vjp(R)
+    constant, bias = op.facts.constant or (False,) * op.data_count, bias_of(op)
+    sharing = sum(not k and x is not bias for k, x in zip(constant, op.inputs, strict=True))
+    grads = op.vjp(R)
     if sharing > 1:  # here, because the gradients of a product of matrices are often smaller than R
-        grads = tuple(grad / sharing for grad in grads)
+        grads = tuple(g if x is bias else g / sharing for g, x in zip(grads, op.inputs, strict=True))
     return grads if all(constant) else tuple(None if k else g for k, g in zip(constant, grads, strict=True))
 
 
 def _division(op: Op, R: Tensor) -> Any:
-    if op.data_count == 1:
-        return _activation(op, R) if op.name == "rdiv" else op.vjp(R)
     grads = op.vjp(R)
-    return (None, grads[1]) if op.name == "rdiv" else (grads[0], None)
+    return grads if op.data_count == 1 else (grads[0], None)
 
 
 def lrp_norm(epsilon: float) -> Rule:
     def apply(op: Op, R: Tensor) -> Any:
         return norm_gradient(op, stabilised(R, op.output, epsilon, op.state.absorbed, lambda: _constant(op)))
 
-    return Rule(apply, "lrp_norm", checks=epsilon > 0)
+    return _Rule(apply, "lrp_norm", checks=epsilon > 0)
 
 
 def _constant(op: Op) -> Tensor:

@@ -15,7 +15,6 @@ from rectgrad import ops
 from rectgrad.engine.op import Op, Rule
 from rectgrad.kernels import rescale_ops as kernel
 from rectgrad.kernels.rescale_ops import SECANTS, SMALL
-from rectgrad.ops.arguments import Slot, fill
 
 
 def deeplift_rules() -> dict[str, Rule]:
@@ -39,9 +38,10 @@ def rescale(op: Op, R: Tensor) -> Any:
     """(f(x) - f(x0)) / (x - x0), unit by unit; summed where x was broadcast."""
     x, x0, y, y0 = op.inputs[0], _reference(op).inputs[0], op.output, _reference(op).output
     if op.name in SECANTS:
-        return R * SECANTS[op.name](x, x0, y, y0)
+        return (R * SECANTS[op.name](x, x0, y, y0)).sum_to_size(x.shape)
     (derivative,) = op.vjp_at(_midpoints(op), R)
-    return torch.where((x - x0).abs() < SMALL, derivative, (R * (y - y0)).sum_to_size(x.shape) / (x - x0))
+    secant = (R * (y - y0).conj() / (x - x0).conj()).sum_to_size(x.shape)
+    return torch.where((x - x0).abs() < SMALL, derivative, secant)
 
 
 def product(op: Op, R: Tensor) -> Any:
@@ -70,20 +70,7 @@ def largest(op: Op, R: Tensor) -> Any:
 
 
 def division(op: Op, R: Tensor) -> Any:
-    order = (1, 0) if op.name == "rdiv" else (0, 1)
-    operands = (_operand(each, i, R) for each in (op, _reference(op)) for i in order)
-    grads = dict(zip(order, kernel.quotient(R, *operands), strict=True))
-    return tuple(grads[i] for i in (0, 1) if type(_given(op, i)) is Slot)
-
-
-def _given(op: Op, i: int) -> Any:
-    """The i-th operand as it was passed; a slot if it is data."""
-    return op.args[i] if i < len(op.args) else op.kwargs[("input", "other")[i]]
-
-
-def _operand(op: Op, i: int, like: Tensor) -> Tensor:
-    value = fill(_given(op, i), op.inputs)
-    return value if torch.is_tensor(value) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    return op.vjp(R) if op.data_count == 1 else kernel.quotient(R, *op.inputs, *_reference(op).inputs)
 
 
 def softmax(op: Op, R: Tensor) -> Tensor:
