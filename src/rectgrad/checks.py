@@ -15,9 +15,15 @@ from torch.nn.parameter import is_lazy
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """An error for a name that does not exist: a similar name, if any, and all names."""
     valid = list(known)
-    near = difflib.get_close_matches(name, valid, 1, 0.7)
-    similar = f"did you mean {near[0]!r}? " if near else ""
+    ratios = [difflib.SequenceMatcher(None, _plain(name), _plain(each)).ratio() for each in valid]
+    best = max(ratios, default=0.0)
+    similar = f"did you mean {valid[ratios.index(best)]!r}? " if best >= 0.7 else ""
     return f"unknown {kind} {name!r}; {similar}{kind}s are {', '.join(valid)}"
+
+
+def _plain(name: str) -> str:
+    """GradCAM, grad-cam and gradcam are the same name."""
+    return re.sub("[-_ ]", "", name).lower()
 
 
 def check_input(x: Any, first: Any) -> None:
