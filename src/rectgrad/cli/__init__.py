@@ -177,7 +177,8 @@ def _message(error: Exception) -> str:
         valid = f" The commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
         return " ".join(error.format_message().split()) + valid
     if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
+        name = error.filename2 or error.filename  # of a renaming, the file that was to be written
+        where = f": {name}" if name else ""
         return f"{error.strerror or error}{where}"
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _EXPECTED:
         return with_option_names(" ".join(str(error).split()))

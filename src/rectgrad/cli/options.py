@@ -120,7 +120,10 @@ class Network(NamedTuple):
 def network(name: str, weights: Path | None, labels: Path | None, device: str, target: str | None) -> Network:
     resolved = resolve_device(device)
     model = load(name, weights=weights, labels=labels)
-    model.module.to(resolved)
+    try:
+        model.module.to(resolved)
+    except NotImplementedError as error:
+        raise ValueError(f"{name} is on the meta device, without weights; create it on the CPU") from error
     return Network(model, resolved, None if target is None else model.find_class(target))
 
 

@@ -157,6 +157,10 @@ def check_device(device: str | torch.device) -> None:
         reason = str(error).splitlines()[0][:200]
         if reason.startswith(("Expected one of", "Invalid device string")):
             raise ValueError(f"unknown device {device!r}; devices are cpu, cuda, cuda:1 and mps") from None
+        if reason.startswith(
+            ("Could not run", "Tensor.item")
+        ):  # torch was built without it, or it has no data
+            reason = "this installation of torch cannot compute on it"
         raise ValueError(f"device {str(device)!r} is not available: {reason}") from None
 
 
