@@ -76,6 +76,14 @@ ERRORS = {
         ["compare", "photo.png", "--model", f"{FILE}:Named"],
         "returns a dict, not the scores of the classes",
     ),
+    "a model for grey pictures in the explorer": (
+        ["app", "--model", f"{FILE}:for_grey"],
+        "(RuntimeError: Given",
+    ),
+    "a model for grey pictures to judge": (
+        ["judge", "photo.png", "--model", f"{FILE}:for_grey"],
+        "(RuntimeError: Given groups=1",
+    ),
     "a model without weights": (
         ["explain", "photo.png", "--model", f"{FILE}:without_weights"],
         "create it on the CPU",

@@ -76,7 +76,8 @@ def judge(
         shared.find_photos(images, out) if test is None else [Image.fromarray(each) for each in test.pixels]
     )
     loaded = load(model, weights=weights, labels=labels)
-    loaded.module.to(shared.resolve_device(device))
+    loaded.module.to(resolved := shared.resolve_device(device))
+    shared.check_alone(loaded, resolved)
     shared.prepare_output(out)
     # A built-in network with weights of one's own was trained on the dataset if the classes are as many.
     fits = data is not None and weights is not None and len(data.classes) == len(loaded.labels)

@@ -25,11 +25,11 @@ import torch
 from PIL import Image
 
 from rectgrad import photos
+from rectgrad.cli import options as shared
 from rectgrad.engine.diagnose import warn
 from rectgrad.explanation import Explanation, Network, Prepared
 from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.models import Guess, ImageModel
-from rectgrad.models.errors import reason
 from rectgrad.models.fingerprint import fingerprint
 from rectgrad.photos import files, names
 from rectgrad.photos.files import Source
@@ -97,29 +97,8 @@ def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
         try:
             return _run(plan, network, sources, done)
         except Exception:
-            _check_alone(plan.model, plan.device)  # a fault of the model is not one of rectgrad
+            shared.check_alone(plan.model, plan.device)  # a fault of the model is not one of rectgrad
             raise
-
-
-def _check_alone(model: ImageModel, device: str) -> None:
-    """Raises an error if the model itself fails on an input of its size, or does not return class scores."""
-    inputs = torch.zeros(1, 3, *model.size, device=device)
-    try:
-        with torch.no_grad():
-            outputs = model.module(inputs)
-    except Exception as error:
-        raise ValueError(
-            f"{model.name} fails on an input of shape {tuple(inputs.shape)} and type {inputs.dtype} "
-            f"({reason(error)}); wrap it in a module that takes such an input, or return an ImageModel of "
-            "another size"
-        ) from error
-    scores = getattr(outputs, "logits", outputs)
-    if not isinstance(scores, torch.Tensor) or scores.dim() not in (1, 2):
-        shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else ""
-        raise TypeError(
-            f"{model.name} returns a {type(scores).__name__}{shape}, not the scores of the classes, "
-            "(N, classes); wrap it in a module that returns them"
-        )
 
 
 def _run(plan: Plan, network: Network, sources: Iterable[Source], done: Done) -> int:
