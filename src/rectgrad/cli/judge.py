@@ -46,7 +46,7 @@ def judge(
     count: Annotated[
         int | None,
         typer.Option(
-            help="Number of photos, for every measure; default: those of the preset, which differ.",
+            help="Number of photos, for every measure; default: the numbers of the preset.",
             show_default=False,
         ),
     ] = None,
@@ -59,8 +59,9 @@ def judge(
     """Judge which methods to trust on a network and photos.
 
     Writes OUT/verdict.html, a page that needs no network connection, and OUT/verdict.json. Methods are
-    compared with each other and with maps that know nothing of the network. Finished parts are kept in
-    OUT/parts, so an interrupted run resumes. Of a dataset, test images are used, with the masks of `shapes`.
+    compared with each other and with controls that do not depend on the network. Finished parts are kept in
+    OUT/parts, so an interrupted run resumes. Of a dataset, test images are used; those of `shapes` have
+    masks.
 
     Example: rectgrad judge photos/ --methods rectgrad,saliency,gradcam --out verdict
 

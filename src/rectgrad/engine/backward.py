@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Maps = tuple[Tensor, ...]
 Inputs = TypeVar("Inputs", bound=Tensor | Maps)  # a tuple of inputs gives a tuple of maps
-Observe = Callable[[Op, Tensor], Any] | None  # a true answer ends the walk, but not autograd's backward pass
-OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
+Observe = Callable[[Op, Tensor], Any] | None  # a true value ends the walk, but not autograd's backward pass
+OVERWRITTEN = "modified by an inplace operation"  # autograd's words
 
 
 class Plan:
-    """What a method tells the engine: the base of methods.Method, and by itself the plain gradient."""
+    """What the engine needs to know of a method: the base of methods.Method. Alone, the plain gradient."""
 
     rectifies: ClassVar[bool] = False  # an error if no rule ran: never a silent plain gradient
     thresholds: ClassVar[bool] = False  # a layer may pass nothing, which deserves a warning
@@ -47,7 +47,7 @@ class Plan:
         return {}
 
     def prepared(self, request: Request, passed: Pass, scores: Tensor) -> Plan:
-        """The plan with what it must know about a pass before it goes back."""
+        """The plan, completed with what it needs of a pass before the backward walk."""
         return self
 
     def result(self, request: Request, passed: Pass, scores: Tensor) -> Maps:
@@ -56,8 +56,8 @@ class Plan:
 
 
 class Pass:
-    """One forward pass of a request's model, and its backward passes. `RecordedPass` walks back itself;
-    `BridgedPass` (bridge.py) lets autograd do it."""
+    """One forward pass of a request's model, and its backward passes. `RecordedPass` walks backward itself;
+    `BridgedPass` (bridge.py) uses autograd."""
 
     outputs: Any
     length: Any  # of the record, without what a callable target adds
@@ -81,7 +81,7 @@ class Pass:
 
     @property
     def ops(self) -> list[Op]:
-        """Those recorded, without the inputs."""
+        """The recorded ops, without the inputs."""
         return [op for op in self.recorder.ops if op.family != "input"]
 
     @property
@@ -90,7 +90,7 @@ class Pass:
         return any(op.shape[:1] != (self.n,) for op in self.ops if op.family in ops.RECTIFIERS)
 
     def adopt(self, region: Region | None) -> None:
-        """What is written from now on is restored by that call."""
+        """That call restores what is written from now on."""
         self.recorder.keeper = region.keeper if region is not None else None
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Pass:
         self.recorder.suspended = True
 
     def _target_scores(self, target: targets.Scores) -> Tensor:
-        """A callable target is part of what is explained: its steps follow the rules too."""
+        """The scores of a target. The ops of a callable target are recorded too, so rules apply to them."""
         scores = under_mode(self.recorder, lambda: target(map_tensors(torch.clone, self.outputs)))
         return targets.checked(scores, self.n)
 
@@ -131,7 +131,7 @@ class Pass:
         )
 
     def _in_our_words(self, error: RuntimeError, method: str) -> Exception:
-        """What an error of torch means here; the error itself if it means nothing special."""
+        """Our error for an error of torch that has a known cause; otherwise the error itself."""
         if OVERWRITTEN not in str(error):
             return error
         if self.state.once:
@@ -140,7 +140,7 @@ class Pass:
 
 
 class RecordedPass(Pass):
-    """On a recorder: in reverse, each op's rule or its ordinary gradient."""
+    """A recorded pass. In reverse order, each op applies its rule or its ordinary gradient."""
 
     def __init__(self, request: Request, recorder: Recorder) -> None:
         super().__init__(request, recorder)
@@ -151,7 +151,7 @@ class RecordedPass(Pass):
         request.region.begin(linked=True)
         try:
             with no_inference_mode(), torch.enable_grad():
-                # Copies, so that a model may write into the containers it is given.
+                # Copies, because a model may modify the containers that it is given.
                 inputs = tuple([x.detach().to(device, copy=True).requires_grad_() for x in request.inputs])
                 self.entries = tuple([recorder.enter(x) for x in inputs])
                 args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
@@ -171,12 +171,12 @@ class RecordedPass(Pass):
         return self._trace[1]
 
     def _check(self) -> None:
-        """A call that cannot be linked raises inside the model, which may have caught it."""
+        """Raises the error of a call that could not be linked: the model may have caught it."""
         if self.recorder.failed:
             raise Unlinked("a call failed")
 
     def scores(self, target: targets.Scores) -> Tensor:
-        """The backward pass starts where these come from, with what arrives there."""
+        """Where the backward walk starts: the ops that made the scores, with their gradients."""
         with no_inference_mode(), torch.enable_grad():
             if isinstance(target, targets.Picked):
                 made = targets.logits(self.outputs)
@@ -225,7 +225,7 @@ class RecordedPass(Pass):
 
 
 def _sum(before: Any, grad: Any, op: Op) -> Tensor:
-    """Of two gradients that arrive at one tensor. That of a linear op is nobody else's and can be written."""
+    """The sum of two gradients of one tensor. That of a linear op is not shared and can be overwritten."""
     before, grad = dense(before), dense(grad)
     own = op.linear is not None and before.dtype is grad.dtype
     return grad.add_(before) if own else before + grad
@@ -252,14 +252,14 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
         raise
     except Unlinked:
         remember_bridged(request.model)
-    except Exception as error:  # the bridge meets it again, unless the links were the cause
+    except Exception as error:  # the bridge raises it again, unless recording was the cause
         if out_of_memory(error) or interrupted(error):
             raise
     return None
 
 
 def _can_be_recorded(request: Request) -> bool:
-    """As far as is known before the pass."""
+    """As far as this is known before the pass."""
     cannot = request.region is None or request.region.trains or _is_bridged(request.model)
     modes = torch_private.transform_active() or torch_private.dispatch_modes() or foreign_modes()
     if cannot or modes or torch_private.autocast_active() or torch.is_anomaly_enabled():
@@ -268,13 +268,13 @@ def _can_be_recorded(request: Request) -> bool:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an error arose while an interrupt was on its way up."""
+    """Whether an error was raised while an interrupt propagated."""
     before = error.__context__
     return isinstance(error, KeyboardInterrupt) or (before is not None and interrupted(before))
 
 
 def foreign_modes() -> int:
-    """TorchFunctionModes that are active and not recorders of an outer call, which see nothing."""
+    """The active TorchFunctionModes, except recorders of an outer call, which are paused."""
     return sum(not getattr(mode, "suspended", False) for mode in torch_private.active_function_modes())
 
 
@@ -283,7 +283,7 @@ _bridged: dict[int, weakref.ref[Any]] = {}
 
 
 def remember_bridged(model: Any) -> None:
-    """A model known to need the bridge goes there at once: a failed recording costs time."""
+    """Remembers that a model needs the bridge, so that the next call does not try to record it."""
     for key in [key for key, ref in list(_bridged.items()) if ref() is None]:
         _bridged.pop(key, None)
     with contextlib.suppress(TypeError):  # not every callable can be referenced weakly

@@ -35,7 +35,7 @@ from rectgrad.ops.hidden import hidden_part
 if TYPE_CHECKING:
     from rectgrad.engine.request import Request
 
-# Families worth a graph of their own: their gradient should not pay for the forward computation twice.
+# Families that get a graph of their own, so that their gradient does not repeat the forward computation.
 _HEAVY = frozenset("conv conv_transpose linear matmul max_pool batch_norm norm avg_pool pad sum".split())
 # Calls that need a tensor itself, not its values: some give views, some change the tensor's gradient.
 _VALUELESS = ops.ROUTING | {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
@@ -58,13 +58,13 @@ class Bridge(torch.autograd.Function):
         if local:
             op._leaves, op._local = leaves, output
         if whole and op.family in ops.RECTIFIERS:
-            # A rule replaces the gradient of what a function does, not of what a caller's mode makes of it.
+            # A rule replaces the gradient of the function itself, not of what a mode of the caller computes.
             with torch_private.without_torch_function():
                 if not torch.equal(op.call(*data), output):
                     raise Refused(f"a {op.name} whose result is changed by a TorchFunctionMode")
         op._output, op.shape, op.result_type = output.detach(), output.shape, type(result)
         op.inputs, op.input_shapes = tuple([x.detach() for x in data]), tuple([x.shape for x in data])
-        # Tensors that autograd can make its own: not those of a local graph, nor views, nor the input itself.
+        # Autograd can take over tensors that are not views, inputs, or part of a local graph.
         if result is output:
             return result.detach()
         results = tuple(r.detach() for r in result)
@@ -84,7 +84,7 @@ class Bridge(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         with no_autocast(R.device.type):
             if op.overwritten():
-                raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
+                raise UnsupportedModelError(f"an unrecorded call modified a value that {op.name} needs")
             if op.state.observe is not None:
                 op.state.observe(op, R)
             grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
@@ -200,8 +200,8 @@ class BridgeRecorder(ForwardMode):
         return any(getattr(node, "variable", None) is leaf for leaf in self.leaves or ())
 
     def _op(self, spec: ops.Spec, args: tuple, kwargs: dict, data: list[Tensor], writes: bool) -> Op | None:
-        """The record of this call, if its family is wanted. In-place activations
-        always are: autograd derives some from their output, which a write on another part invalidates."""
+        """The record of this call, if its family is wanted. In-place activations always are: autograd
+        computes the gradient of some from their output, which a write to another part invalidates."""
         op = Op(spec, spec.family or "", *out_of_place(spec, args, kwargs)[:2], self.state)
         op.data_count = len(data)
         self._find_family(op)
@@ -255,29 +255,29 @@ class BridgeRecorder(ForwardMode):
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
         """A call that no gradient goes through."""
         made_there = args and isinstance(args[0], Tensor) and args[0].is_inference()
-        with torch.inference_mode() if made_there else contextlib.nullcontext():  # only there it is writable
+        with torch.inference_mode() if made_there else contextlib.nullcontext():  # it is writable only there
             return self._run(spec, func, args, kwargs)
 
     def _run(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The call as it is, after what it writes was protected."""
+        """Runs the call unchanged, after copying what it overwrites."""
         for target in (_written(spec, args, kwargs), kwargs.get("out")):
             if target is not None:
                 self._protect(target)
         return func(*args, **kwargs)
 
     def _protect(self, target: Any) -> None:
-        """Before tensors are written: keep what the records and the model have in their storages."""
+        """Before tensors are written, copies what records and the model keep in their storages."""
         for x in tensors_in(target):
             storage = storage_id(x)
             self._unshare(storage)
-            # One that is not data is perhaps the model's own, or the caller's.
+            # A tensor that is not data may belong to the model or the caller.
             if x.grad_fn is None and self.keeper is not None and self.keeper.before_write(storage):
                 self._borrowed.add(storage)
 
     def _note_write(self, view: Tensor) -> None:
-        """In-place ops on views: find those that together wrote all of the tensor they are views of."""
+        """Finds in-place ops on views that together overwrote the whole base tensor."""
         base, storage = torch_private.base_of(view), storage_id(view)
-        if view.numel() == base.numel():  # this write alone covers it, whatever was written before
+        if view.numel() == base.numel():  # this write alone covers the base
             self._parts.pop(storage, None)
         size = base.untyped_storage().nbytes() // base.element_size()
         # Written elements, the node of the first write, and the base itself, so that its address stays taken.
@@ -303,7 +303,7 @@ def _following(node: Any) -> list[Any]:
 
 
 class BridgedPass(Pass):
-    """On a BridgeRecorder, with autograd's backward pass."""
+    """A pass on a BridgeRecorder. Autograd runs its backward pass."""
 
     def __init__(self, request: Request, recorder: BridgeRecorder, differentiable: bool = True) -> None:
         super().__init__(request, recorder)
@@ -313,7 +313,7 @@ class BridgedPass(Pass):
         with torch_private.no_inference_mode(), torch.set_grad_enabled(differentiable):
             ours = [x.detach().clone() if x.is_inference() else x.detach() for x in request.inputs]
             self.leaves = recorder.leaves = tuple(x.requires_grad_() for x in ours)
-            # Copies, so that a model may write on its input and into the containers it is given.
+            # Copies, because a model may modify its input and the containers that it is given.
             inputs = tuple(leaf.to(request.device or leaf.device, copy=True) for leaf in self.leaves)
             args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
             recorder.refuses = not recorder.transparent
@@ -358,7 +358,7 @@ class BridgedPass(Pass):
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         ones, keep = torch.ones_like(scores), not self.state.once
-        return under_mode(  # a backward hook may write on the model
+        return under_mode(  # a backward hook may modify the model
             self.recorder,
             lambda: torch.autograd.grad(scores, self.leaves, ones, retain_graph=keep, allow_unused=True),
         )

@@ -34,7 +34,7 @@ class StaleCaptureError(RuntimeError):
 
 
 class NeedsOrdinaryCallError(Exception):
-    """A replay found something that deserves the warnings or the error of an ordinary call."""
+    """A replay needs an ordinary call for its warnings or its error."""
 
 
 def captured_pass(request: Request, method: Any) -> Graph:
@@ -47,7 +47,7 @@ def captured_pass(request: Request, method: Any) -> Graph:
 
 
 def _pass(request: Request, method: Any) -> tuple[Maps, Tensor, Tensor]:
-    """The raw maps, the outputs, and whether something calls for an ordinary call."""
+    """The raw maps, the outputs, and whether an ordinary call is needed."""
     suspicions: list[Tensor] = []
     request = replace(request, suspicions=suspicions)
     raw = method.raw(request)
@@ -77,7 +77,7 @@ class Capture(Generic[Inputs]):
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         self._inner = method
-        while hasattr(self._inner, "over") and not self._inner.one_backward:  # averages replay the inner one
+        while hasattr(self._inner, "over") and not self._inner.one_backward:  # of averages, the inner method
             self._inner = self._inner.over
         pays = self._inner.one_backward and self._inner.runs_model and request.n > 0
         pays = pays and has_graphs(request.inputs[0].device)
@@ -85,7 +85,7 @@ class Capture(Generic[Inputs]):
 
     def _captured(self, request: Request, method: Any) -> Graph:
         if method.per_sample and request.mixes(method):
-            raise UnsupportedModelError(f"{REFUSED}: it folds other things into the batch")
+            raise UnsupportedModelError(f"{REFUSED}: it merges other dimensions into that of the samples")
         try:
             return captured_pass(request, method)
         except UnsupportedModelError as error:
@@ -97,7 +97,7 @@ class Capture(Generic[Inputs]):
     def __call__(self, inputs: Inputs, target: targets.Target = None) -> Inputs:
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         if not all(isinstance(x, Tensor) for x in tensors):
-            return self._ordinary(inputs, target)  # which says what is wrong
+            return self._ordinary(inputs, target)  # whose error says what is wrong
         if (kinds := _kinds(tensors)) != self._kinds:
             raise StaleCaptureError(f"captured for {self._kinds}, not for {kinds}; capture again")
         if callable(self._request.target) and target is not None:
@@ -109,7 +109,7 @@ class Capture(Generic[Inputs]):
         return self._ordinary(inputs, asked)
 
     def replayed(self, inputs: Maps, asked: Any) -> tuple[Maps, Tensor | None]:
-        """The maps and, if one backward pass makes them, the outputs. An error if an ordinary call is due."""
+        """The maps and, for one backward pass, the outputs. Raises an error if an ordinary call is needed."""
         with self._lock:
             if self._graph is None:
                 self._check_model()
@@ -129,7 +129,7 @@ class Capture(Generic[Inputs]):
         assert self._graph is not None
         raw, outputs, suspicious = self._graph.replay((*inputs, -1 if index is None else index))
         fresh = tuple(x.clone() for x in raw), outputs.clone()
-        self._check_model()  # while the device is at work
+        self._check_model()  # while the device computes
         if bool(suspicious):
             raise NeedsOrdinaryCallError
         return fresh
@@ -142,8 +142,8 @@ class Capture(Generic[Inputs]):
                 raise StaleCaptureError(f"the weight {name!r} was replaced after the capture; capture again")
 
     def check_replays(self) -> None:
-        """An error unless replays agree with ordinary calls, on the example and on a changed one. Of averages
-        the inner method: they run several copies in one pass, which another kernel rounds differently."""
+        """Raises an error unless replays agree with ordinary calls, on the example and a changed one. Of
+        averages, the inner method is compared, because several copies in one pass may round differently."""
         example, replayed = self._request.inputs, cast(Any, copy.copy(self))
         ordinary = lambda x, t=self._request.target: self._ordinary(x, t, self._inner)  # noqa: E731
         replayed._method, replayed._ordinary = self._inner, ordinary
@@ -152,14 +152,14 @@ class Capture(Generic[Inputs]):
                 warnings.simplefilter("ignore")
                 expected = ordinary(inputs)
                 difference = _difference(replayed(inputs), expected)
-                # Kernels that do not repeat themselves move units across a threshold in any two calls.
+                # Nondeterministic kernels move units across a threshold between any two calls.
                 repeats = _difference(ordinary(inputs), expected) if difference > 1e-5 else 0
             if difference > max(1e-5, 2 * repeats):
                 differs = f"a replay differs from an ordinary call by {difference:.1g} of the map's maximum"
                 raise UnsupportedModelError(f"{REFUSED}: {differs}")
 
     def release(self) -> None:
-        """Free the memory of the graph; calls are ordinary ones from then on."""
+        """Frees the memory of the graph; later calls are ordinary ones."""
         with self._lock:
             self._graph = None
 

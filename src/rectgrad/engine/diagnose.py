@@ -1,7 +1,7 @@
-"""When a map cannot be trusted: which layer made it not finite, or passed nothing.
+"""Finds the layer that made a map non-finite or empty.
 
-The check is cheap: sums that are read once, at the end of a pass. Only a suspicion runs the pass again to
-find the layer.
+The check is cheap: sums that are read once, at the end of a pass. Only if one is suspicious does the pass run
+again to find the layer.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def check_inputs(inputs: Maps) -> None:
 
 
 def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = None) -> None:
-    """An error if x is not finite: `what` it is, and the op's layer."""
+    """Raises an error if x is not finite, with its description `what` and the op's layer."""
     if not bool(x.isfinite().all()):
         layer = f" {trace.layer_of(op)!r} ({op.name})" if op is not None and trace is not None else ""
         raise ValueError(f"{what}{layer} contains {'NaN' if bool(x.isnan().any()) else 'an infinity'}")
 
 
 def check_finite(request: Request, method: Any, passed: Pass, scores: Tensor, maps: Maps) -> Maps:
-    """No map from a NaN or an infinity: an error that names the first layer concerned."""
+    """Raises an error that names the first layer with a NaN or an infinity."""
     outputs = scores if request.answer is None else request.answer
     looked_at = (*request.inputs, outputs, scores, *maps)
     if first_wrong(request, _not_finite(looked_at, passed.state.sums)) is None:
         return maps
     check_inputs(request.inputs)
-    return _find(request, method, outputs)  # the same maps, if a sum overflowed and nothing else
+    return _find(request, method, outputs)  # the same maps, if only a sum overflowed
 
 
 def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
-    """Which of these are not finite, by their sums, on the device."""
+    """Whether each of these is non-finite, by its sum, on the device."""
     values = [x.sum(dtype=torch.float32 if x.element_size() < 4 else None) for x in tensors]
     values += [s for s in sums if isinstance(s, Tensor)]
     dtype = torch.float64 if any(s.dtype is torch.float64 for s in values) else torch.float32
@@ -60,7 +60,7 @@ def _not_finite(tensors: Maps, sums: list[Tensor | float]) -> Tensor:
 
 
 def first_wrong(request: Request, wrong: Tensor) -> int | None:
-    """Where the first one is, or None; a capture remembers a flag instead of waiting for the device."""
+    """The index of the first one, or None. A capture stores a flag instead of waiting for the device."""
     if request.suspicions is not None:
         request.suspicions.append(wrong.any())
         return None
@@ -68,7 +68,7 @@ def first_wrong(request: Request, wrong: Tensor) -> int | None:
 
 
 def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
-    """Run again, looking at every tensor. The maps, if all are finite."""
+    """Runs the pass again and checks every tensor. Returns the maps if all are finite."""
     met: list[tuple[Op, Tensor]] = []
 
     def look(op: Op, R: Tensor) -> None:
@@ -91,13 +91,13 @@ def _find(request: Request, method: Any, outputs: Tensor) -> Maps:
 
 
 def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
-    """Name the layer that stopped each map that is zero, and what would let something through."""
+    """Warns about maps that are zero: the layer that passed nothing, and a setting that would."""
     if not method.thresholds or (request.suspicions is None and len(maps[0]) == 1 and bool(maps[0].any())):
         return
     zero = torch.stack([(per_sample(x) == 0).all(1) for x in maps]).all(0)
     if first_wrong(request, zero) is None:
         return
-    samples: dict[str, dict[int, None]] = {}  # by what stopped them
+    samples: dict[str, dict[int, None]] = {}  # by the reason
     for row, sentence in _stopped_at(request, method, zero.nonzero().flatten().tolist()):
         samples.setdefault(sentence, {})[request.number(row)] = None
     for sentence, (sample, *others) in samples.items():
@@ -106,7 +106,7 @@ def warn_if_nothing_passed(request: Request, method: Any, maps: Maps) -> None:
 
 
 def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tuple[int, str]]:
-    """For each row, the last layer that its gradient reached: it let nothing through."""
+    """For each row, the last layer that its gradient reached, which passed nothing."""
     if request.mixes(method):  # one by one: a row of an activation is not a sample
         alone = ((row, _stopped_at(request.rows(row, row + 1), method, [0])) for row in rows)
         yield from ((row, sentence) for row, found in alone for _, sentence in found)
@@ -129,14 +129,14 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
     left = [row for row in rows if row not in last or not last[row][1]]
     if left and "conv" in method.rules():  # did the padding trick remove what was left?
         without = again.backward(method, scores, once=False, without="conv")
-        where = "at positions where convolutions saw padding"
+        where = "at positions where convolutions reach into padding"
         for row in left:
             if any(bool(x[row].any()) for x in without):
-                yield row, f"all that passed was {where}; padding_trick=False keeps it"
+                yield row, f"all units that passed are {where}; padding_trick=False keeps them"
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:
-    """What the rule that stopped everything says; None if something passed."""
+    """The advice of the rule that passed nothing; None if something passed."""
     rule = op.state.rules[op.family]
     if rule.advice is not None:
         return rule.advice(op, R, row)
@@ -144,12 +144,12 @@ def _advice(op: Op, R: Tensor, row: int) -> str | None:
     return None if bool(grad.reshape(op.batch, -1)[row].any()) else f"by the rule {rule.name!r}"
 
 
-# Who collects the warnings of this thread, instead of raising them now.
+# Collects the warnings of this thread instead of issuing them.
 listening: ContextVar[list[str] | None] = ContextVar("listening", default=None)
 
 
 def warn(message: str) -> None:
-    """A warning that points at the caller's line, however deep the library noticed."""
+    """Issues a warning at the line of the caller outside the library."""
     if (sentences := listening.get()) is not None:
         sentences.append(message)
         return

@@ -43,7 +43,7 @@ class Facts:
     channels_last: bool = False  # the layer that made the tensor keeps its channels last
 
 
-NO_FACTS = Facts()  # of every op until something is known about it
+NO_FACTS = Facts()  # of an op without known facts
 
 
 def facts_of(op: Op) -> Facts:
@@ -87,7 +87,7 @@ class Graph:
         return readers
 
     def kind(self, node: Any) -> str:
-        """What a node does, in one word: an op's family or name, or the name of an autograd node."""
+        """The kind of a node: an op's family or name, or the name of an autograd node."""
         op = self.ops.get(node)
         if op is not None:
             return op.name if op.family in ("", "norm") else op.family
@@ -127,13 +127,13 @@ def _divides_by_six(op: Op) -> bool:
         return False
     first, *others = *op.args, *op.kwargs.values()
     values, factor = (others, 6) if op.family == "div" else ((first, *others), 1 / 6)
-    # By its type: a slot is an int too, and is data.
+    # Compared by type: a slot is an int too, but stands for data.
     numbers = (v for v in values if type(v) in (int, float) or (isinstance(v, Tensor) and v.numel() == 1))
     return any(abs(float(number) - factor) < 1e-3 for number in numbers)
 
 
 def find_channels(graph: Graph) -> None:
-    """A tensor's channels are where the nearest layer keeps them, unless they have changed places since."""
+    """Whether the layer nearest to a tensor keeps its channels last, and they have not moved since."""
     for start, op in graph.ops.items():
         moved = {start: False}
         for node in walk([start], graph.below.__getitem__):
@@ -147,5 +147,5 @@ def find_channels(graph: Graph) -> None:
 
 
 def _moves_last(op: Op | None) -> bool:
-    """Whether the last dimension is another one after a transposition; so it is taken to be if unknown."""
+    """Whether a transposition moves the last dimension; True if unknown."""
     return op is None or op.call(torch.empty(op.input_shapes[0], device="meta")).stride(-1) != 1

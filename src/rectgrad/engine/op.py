@@ -28,7 +28,7 @@ TABLE = ops.Table(namespaces(), overload_types())
 
 
 class UnsupportedModelError(RuntimeError):
-    """A part of the model that a rule cannot reach: the map would be a plain gradient without saying so."""
+    """A rule cannot reach a part of the model: its map would silently be a plain gradient."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ Rules = Mapping[str, Rule]
 
 
 def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
-    """Plain functions (op, R) are rules that may read everything."""
+    """Wraps plain functions (op, R) as rules that may read everything."""
     return {
         family: rule if isinstance(rule, Rule) else Rule(rule, getattr(rule, "__name__", type(rule).__name__))
         for family, rule in rules.items()
@@ -66,7 +66,7 @@ def as_rules(rules: Mapping[str, Any], without: str = "") -> Rules:
 
 
 class State:
-    """What one backward pass shares with the ops it meets: the rules in force, and what was observed."""
+    """What the ops of one backward pass share: the rules in force, and what was observed."""
 
     def __init__(self) -> None:
         self.rules: Rules = {}
@@ -80,7 +80,7 @@ class State:
         self.absorbed: list[tuple[float, float]] | None = None  # LRP: by biases and stabilisers, if asked
 
     def report(self, R: Tensor | None) -> None:
-        """Remember enough of R to know at the end of the pass whether it was finite."""
+        """Adds up R, to check once at the end of the pass whether it was finite."""
         if R is not None:
             self.sums.append(R.sum(dtype=torch.float32 if R.element_size() < 4 else None))
 
@@ -131,7 +131,7 @@ class Op:
 
     @property
     def batch(self) -> int:
-        """Number of samples in the output: all of it belongs to one sample if the engine runs just one."""
+        """Number of samples in the output; 1 if the engine runs a single sample."""
         return 1 if self.state.batch == 1 or not self.shape else self.shape[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -142,7 +142,7 @@ class Op:
         return fill(value, self.inputs) if type(value) in NESTED else value
 
     def call(self, *inputs: Tensor) -> Any:
-        """The op again, on other data tensors."""
+        """Runs the op again on other data tensors."""
         if len(inputs) == 1 and self.args and type(self.args[0]) is Slot:  # nearly always
             return self.spec.func(inputs[0], *self.args[1:], **self.kwargs)
         named = {k: fill(v, inputs) for k, v in self.kwargs.items()} if self.kwargs else {}
@@ -170,7 +170,7 @@ class Op:
         return torch.autograd.grad(output, leaves, R, allow_unused=True)
 
     def backward(self, R: Any) -> tuple[Any, ...]:
-        """R by the rule in force for this family, or by the ordinary gradient."""
+        """The gradients of the inputs: by the rule in force for this family, or the ordinary ones."""
         state = self.state
         rule = state.rules.get(self.family)
         if rule is not None and (self.facts.gate or (rule.concerns is not None and not rule.concerns(self))):
@@ -198,7 +198,7 @@ class Op:
         return (torch.where((self.output > 0) & (self.output < ceiling), R, 0),)
 
     def held(self) -> tuple[Tensor, ...]:
-        """The data tensors that the record needs unchanged."""
+        """The data tensors that must not be modified."""
         output = () if self._output is None else (self._output,)
         return (*self.inputs, *self.needed, *output)
 
@@ -206,16 +206,16 @@ class Op:
         self.versions = tuple(map(version, self.held()))
 
     def overwritten(self) -> bool:
-        """Whether a kept tensor was modified since."""
+        """Whether a kept tensor was modified."""
         return self.versions != tuple(map(version, self.held()))
 
     def release(self) -> None:
-        """Free everything that was kept of the data."""
+        """Frees the tensors that were kept."""
         self.inputs = self.needed = self.versions = self._leaves = ()
         self._output = self._local = self.reference = None
 
     def _check(self, grads: tuple) -> None:
-        """A rule's mistake is reported at the rule, not somewhere in autograd."""
+        """Checks the result of a rule, so that an error names the rule."""
         shapes = [tuple(g.shape) if isinstance(g, (Tensor, Sparse)) else g for g in grads]
         wanted = [tuple(shape) for shape in self.input_shapes]
         alike = all(shape in (None, wish) for shape, wish in zip(shapes, wanted, strict=False))
@@ -230,7 +230,7 @@ def first(result: Any) -> Tensor:
 
 
 def storage_id(x: Tensor) -> int:
-    """Equal for tensors that share memory: the address of their storage, found without asking for it."""
+    """Equal for tensors that share memory: the address of their storage."""
     if x.layout is not torch.strided:
         return id(x)
     try:
@@ -240,7 +240,7 @@ def storage_id(x: Tensor) -> int:
 
 
 def no_autocast(device: str) -> Any:
-    """Rules compute in the types they are given, also when the caller is inside autocast."""
+    """Disables autocast: rules compute in the types of their arguments."""
     if not autocast_active() or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast(device, enabled=False)

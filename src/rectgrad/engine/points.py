@@ -1,9 +1,9 @@
 """Several copies of the samples in one pass: an average's noisy inputs, or inputs that are partly hidden.
 
-What is meant is one copy at a time. A pass of several gives the same for nearly every network in evaluation
-mode, but not where samples see each other (statistics of the batch, random numbers), and a program exported
-for one batch size takes no other. So the first copy runs alone, and again at the end of the first pass of
-several: outputs and maps must agree, or every copy runs alone.
+By definition, each copy is computed alone. A pass of several gives the same for nearly every network in
+evaluation mode. It does not if samples depend on each other (batch statistics, random numbers), and a program
+exported for one batch size accepts no other. So the first copy runs alone, and again at the end of the first
+pass of several: outputs and maps must agree, or every copy runs alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FEWEST = 4  # copies that are worth it, since the first one runs twice
 
 
 class Points:
-    """Asks a method about a request at many points. points(start, stop): copies of the samples at the points
-    from start to stop, one after the other; the first point is always asked for alone."""
+    """Evaluates a method at many points. points(start, stop): copies of the samples at the points
+    from start to stop, one after the other; the first point always runs alone."""
 
     def __init__(self, ask: Ask, method: Any, request: Request, points: PointsBetween) -> None:
         self.ask, self.method, self.request, self.points = ask, method, request, points
@@ -43,7 +43,7 @@ class Points:
         start = int(count >= FEWEST and separable(self.method, self.request))
         if start:
             yield self._first(self.points(0, 1))
-        while start < count:  # as many in one pass as fit, with the witness until it has confirmed one
+        while start < count:  # as many as fit in one pass; the witness joins until a pass is confirmed
             done = self._group(start, min(start + max(1, self.size - (not self.confirmed)), count))
             yield from done
             start += len(done)
@@ -51,25 +51,25 @@ class Points:
     def _alone(self, point: Maps) -> tuple[Maps, Request]:
         alone = self.request.at(point)
         maps = self.ask(self.method, alone)
-        self.request.target = alone.target  # settled, if the point is the request's own
+        self.request.target = alone.target  # fixed, if the point is the request's own
         return maps, alone
 
     def _first(self, point: Maps) -> Maps:
-        """One copy alone; what it takes says how many of them fit into a pass."""
+        """Runs one copy alone and measures how many of them fit into a pass."""
         maps, alone = self._alone(point)
-        # Another average gives neither. A rule that looks at a whole sample must find it in one row.
+        # Another average has neither. A rule that reads a whole sample must find it in one row.
         if alone.last and alone.answer is not None and not (self.method.per_sample and alone.last.folds):
             self.first, self.witness = point, (alone.answer, *maps)
             self.size = fitting(alone.last, alone.inputs, alone.answer.device)
         return maps
 
     def _group(self, start: int, stop: int) -> list[Maps]:
-        """In one pass; nothing where that fails, and smaller ones are next; at last one by one."""
+        """Runs them in one pass. If that fails, smaller passes are tried, and finally one copy at a time."""
         if self.size == 1:
             return [self._alone(self.points(start, stop))[0]]
         try:
             return self._together(self.points(start, stop), stop - start)
-        except Exception as error:  # where it was not for the batch, a copy alone meets it again
+        except Exception as error:  # an error that the batch did not cause is raised again by a copy alone
             self.size = self.size // 2 if out_of_memory(error) else 1
         if self.request.region is not None:
             self.request.region.restore()
@@ -85,17 +85,17 @@ class Points:
         parts = list(zip(*(x.chunk(k) for x in found), strict=True))
         apart = [part[0].shape for part in parts] == [self.witness[0].shape] * k
         if not apart or not (self.confirmed or agree(self.witness, parts[-1])):
-            raise ValueError("a pass of several copies is not what they are alone")
+            raise ValueError("several copies in one pass give other results than one by one")
         self.confirmed = True
         return [part[1:] for part in parts[:count]]
 
 
 def separable(method: Any, request: Request) -> bool:
-    """Whether copies may be told apart again: not in training mode, nor by a target that takes the whole
-    output, nor by a method that may have values for each sample in a way unknown here."""
+    """Whether the copies of a pass can be separated. They cannot in training mode, by a target that takes the
+    whole output, or by a method that may have values for each sample in a way unknown here."""
     trains = request.region is not None and request.region.trains
     whole = callable(request.target) and type(request.target) not in (contrast, Picked)
-    if request.n == 0 or request.replay is not None or trains or whole:  # a graph is of one batch size
+    if request.n == 0 or request.replay is not None or trains or whole:  # a graph has one batch size
         return False
     return method.repeated(1, request.inputs) is not None
 

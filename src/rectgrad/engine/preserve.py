@@ -25,16 +25,16 @@ from rectgrad.engine.op import storage_id
 from rectgrad.engine.torch_private import is_view, tensors_in
 from rectgrad.kernels.device import random_state, restore_random_state
 
-LONGEST = 10_000  # members of a list that is looked into, bytes of an array; more is data, not state
+LONGEST = 10_000  # larger lists and arrays are data, not state
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, type, FunctionType, MethodType})
-_CAN_BE_EMPTY = _ATOMS | {dict, OrderedDict, set, list, tuple}  # to ask these is quick and does nothing
+_CAN_BE_EMPTY = _ATOMS | {dict, OrderedDict, set, list, tuple}  # cheap reads without side effects
 
 _chain = itertools.chain.from_iterable
 _values = operator.methodcaller("values")
 
 
 class Snapshot:
-    """What hangs on a model: its attributes, their containers' members, its submodules', its tensors."""
+    """The state of a model: attributes, members of containers, submodules and tensors."""
 
     def __init__(self, root: Any) -> None:
         # Dictionaries, and in one list each the lengths, keys and values of all of them: a copy of each would
@@ -58,7 +58,7 @@ class Snapshot:
                 if id(value) not in met:
                     met.add(id(value))
                     kind = type(value)
-                    if kind is nn.Parameter or kind is Tensor:  # nearly always, and there are hundreds
+                    if kind is nn.Parameter or kind is Tensor:  # the common case, hundreds of times
                         self._tensors.append(value)
                     elif kind is dict:
                         self._dicts.append(value)
@@ -75,7 +75,7 @@ class Snapshot:
         self._lengths = list(map(len, self._dicts))
 
     def _take(self, value: Any) -> Iterable[Any]:
-        """Remember one value. What is inside of it, if it is a container other than a dictionary."""
+        """Stores one value. Returns its members if it is a container other than a dictionary."""
         if isinstance(value, nn.Module):
             self.modules.append(value)
             self._dicts.append(value.__dict__)
@@ -99,7 +99,7 @@ class Snapshot:
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:
-        """Those found, and their gradients."""
+        """The tensors that were found, and their gradients."""
         return self._tensors + [x.grad for x in self._tensors if x.is_leaf and x.grad is not None]
 
     def watch_tensors(self) -> None:
@@ -131,7 +131,7 @@ class Snapshot:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Write on what changed. Members are compared by identity: tensors do not compare."""
+    """Restores what changed. Members are compared by identity, because tensors have no equality."""
     if isinstance(container, np.ndarray):
         if container.tobytes() != content.tobytes():
             container[...] = content
@@ -145,7 +145,7 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
-    """Where a tensor's values are stored, and their layout."""
+    """The storage of a tensor and its layout."""
     if x.layout is not torch.strided or x.is_nested:
         return ()
     return x.data_ptr(), x.shape, x.stride()
@@ -199,12 +199,12 @@ class Keeper:
         return storage in self._owned
 
     def before_write(self, storage: int) -> bool:
-        """Whether a storage that is about to be written is one to be restored."""
+        """Whether a storage that is about to be written must be restored."""
         if self.owns(storage) and storage not in self._copies:
             if not self._locked:
-                self._locked = True  # before it is: an interrupt in between must not keep it for ever
+                self._locked = True  # set before: an interrupt in between must not hold the lock for ever
                 _writing.acquire()
-            # `data`: as it is stored now, whatever the tensor becomes
+            # `data`: the current storage, even if the tensor gets another one
             self._copies[storage] = [(x.data, x.data.clone()) for x in self._owned[storage]]
         return self.owns(storage)
 
@@ -219,7 +219,7 @@ class Keeper:
             _writing.release()
         except RuntimeError:  # it was not acquired
             pass
-        self._locked = False  # after it was released: an interrupt in between must not keep it for ever
+        self._locked = False  # cleared after: an interrupt in between must not hold the lock for ever
 
 
 class Region:
@@ -271,7 +271,7 @@ class Region:
                 shared.settled = True
 
     def restore(self) -> None:
-        """After a pass: what it wrote, and the random numbers."""
+        """After a pass: restores what it wrote, and the random state."""
         self._target.restore()
         self.keeper.restore()
         restore_random_state(self._random, self._device)
@@ -290,7 +290,7 @@ class Region:
 
 
 def trains(module: nn.Module) -> bool:
-    """Whether a module does something else in training mode."""
+    """Whether a module behaves differently in training mode."""
     if not type(module).__module__.startswith("torch."):
         return _asks_for_training(type(module))  # type: ignore[arg-type]
     if isinstance(module, (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)):

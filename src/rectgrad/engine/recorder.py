@@ -51,7 +51,7 @@ class ForwardMode(TorchFunctionMode):
     families to record by their elementary steps. named: note the layer of each op. record: what grows with
     the pass, where each op has its index."""
 
-    suspended = False  # calls pass through: another attribution runs inside this one, or this one has ended
+    suspended = False  # calls are not recorded: another attribution runs, or this one has ended
     lost: type[Exception] = Unlinked  # what is raised where a value that an op needs was overwritten
     _is_entry: Callable[[Any], bool]  # whether an autograd node depends on the network's input
 
@@ -88,20 +88,20 @@ class ForwardMode(TorchFunctionMode):
         """Before a storage is written: ops that keep tensors in it get copies."""
         for op in self._holders.pop(storage, ()):
             if op.overwritten():
-                raise self.lost(f"a value that {op.name} needs was modified out of sight")
+                raise self.lost(f"an unrecorded call modified a value that {op.name} needs")
             self._copy(op, lambda x: x.clone() if storage_id(x) == storage else x)
             op.note_versions()
             if op.linear is not None and op.inputs:
                 op.linear = linear_op(op, op.inputs[0])
 
     def _copy(self, op: Op, own: Callable[[Tensor], Tensor]) -> None:
-        """What `_hold` was told that an op needs, as own copies."""
+        """Replaces the tensors that an op needs by copies."""
         op.inputs, op.needed = tuple([own(x) for x in op.inputs]), tuple([own(x) for x in op.needed])
         op._output = None if op._output is None else own(op._output)
 
     @staticmethod
     def _refuse_backward(func: Any, frame: Any) -> None:
-        """No rule can follow a backward pass inside the forward pass. frame: of what calls the function."""
+        """Raises an error for a backward pass inside the forward pass. frame: that of the caller."""
         asked = torch_private.asked_by_backward(frame)
         if asked or func in _DIFFERENTIATING:
             name = "backward" if asked else func.__name__
@@ -141,11 +141,11 @@ class Recorder(ForwardMode):
         op: Op | None = getattr(x, "_rectgrad", None)
         if op is not None and op.state is self.state:
             if op.version != x._version or not x.requires_grad:
-                raise Unlinked(f"the result of {op.name} was modified out of sight")
+                raise Unlinked(f"an unrecorded call modified the result of {op.name}")
             return op
         if not x.requires_grad or (op is None and x.is_leaf) or self._made_before(x):
             return None
-        raise Unlinked("a tensor was made out of sight")
+        raise Unlinked("an unrecorded call made a tensor")
 
     def _is_entry(self, node: Any) -> bool:
         op = getattr(getattr(node, "variable", None), "_rectgrad", None)
@@ -174,7 +174,7 @@ class Recorder(ForwardMode):
     # How calls are handled: one function for each kind of call.
 
     def _pass(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A question about a tensor: nothing to record. A backward pass begins with some."""
+        """Queries a tensor: nothing to record. A backward pass begins with such calls."""
         self._refuse_backward(func, sys._getframe(2))
         return func(*args, **kwargs)
 
@@ -196,7 +196,7 @@ class Recorder(ForwardMode):
         raise Unlinked(str(spec.attribute))
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any other call: recorded if it depends on the input."""
+        """Any other call is recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs) if spec.has_flag else (args, kwargs, False)
         writes = spec.writes or inplace
         data: list[Tensor] = []
@@ -239,7 +239,7 @@ class Recorder(ForwardMode):
         return op.linear is not None
 
     def _computed(self, op: Op, data: list[Tensor], writes: bool) -> Any:
-        """By a closed form of the gradient, or by a graph of its own."""
+        """Records the call with a closed form of its gradient, or a graph of its own."""
         if updates_statistics(op.spec, op.args, op.kwargs):
             raise Unlinked(op.name)
         kept = _kept(op, data, writes) if writes else data
@@ -309,7 +309,7 @@ class Recorder(ForwardMode):
         return value
 
     def _check(self, op: Op, data: list[Tensor], writes: bool) -> None:
-        """No call is linked whose meaning the bridge would see differently, or that other modes change."""
+        """Raises `Unlinked` for calls that mean something else to the bridge, or that other modes change."""
         name = op.name
         if transform_active():
             raise Refused(TRANSFORM)
@@ -327,7 +327,7 @@ class Recorder(ForwardMode):
             self._unshare(storage_id(data[0]))
 
     def _writable(self, target: Any) -> bool:
-        """Whether a constant may be written: not the model's and the caller's tensors, which are restored
+        """Whether a constant may be written. Tensors of the model and the caller may not: they are restored
         before the backward walk reads them."""
         if type(target) is not Tensor or target.requires_grad or self.keeper is None or target.is_inference():
             return False

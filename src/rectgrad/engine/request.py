@@ -49,7 +49,7 @@ class Request:
 
     @property
     def trace(self) -> Trace | None:
-        """Of the last pass."""
+        """The trace of the last pass."""
         return self.last.trace if self.last is not None else None
 
     @property
@@ -57,30 +57,30 @@ class Request:
         return len(self.inputs[0])
 
     def number(self, row: int) -> int:
-        """Of a row's sample in what the caller gave."""
+        """The index of a row's sample in the caller's inputs."""
         return self.offset + row % (self.n // self.copies)
 
     def at(self, inputs: Maps) -> Request:
-        """The same question at other inputs: a class left open stays that of the clean inputs."""
+        """The request at other inputs. A target of None stays the class of the clean inputs."""
         clean = inputs is self.inputs and self.passed is None
         return replace(self, inputs=inputs, passed=None, target=self.target if clean else self.resolved())
 
     def at_once(self, inputs: Maps, k: int) -> Request:
-        """The same question at k inputs in one pass: all samples of the first, then of the second."""
+        """The request at k inputs in one pass: all samples of the first input, then of the second."""
         self.resolved()
         return replace(self._of_samples(lambda x: torch.cat([x] * k), inputs), copies=k)
 
     def watched(self, observe: Observe) -> Request:
-        """The same question in fresh passes that record every op, to find a fault."""
+        """The request with passes that record every op, to locate an error."""
         return replace(self, passed=None, observe=observe, diagnosing=True)
 
     def rows(self, start: int, stop: int) -> Request:
-        """Some of the samples."""
+        """The request for some of the samples."""
         rows = self._of_samples(lambda x: x[start:stop], tuple(x[start:stop] for x in self.inputs))
         return replace(rows, offset=self.number(start), copies=1)
 
     def _of_samples(self, change: Callable[[Tensor], Tensor], inputs: Maps) -> Request:
-        """Other inputs, and everything changed that has one row for each sample."""
+        """The request with other inputs; `change` is applied to everything with one row per sample."""
         n = self.n
 
         def changed(x: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class Request:
         return replace(self, inputs=inputs, args=args, kwargs=kwargs, target=target, passed=None)
 
     def given(self, x: Tensor) -> Tensor:
-        """A tensor among the further arguments, as the model gets it."""
+        """A tensor among the further arguments, as it is passed to the model."""
         return (x.clone() if x.is_inference() else x.detach()).to(self.device or x.device)
 
     def resolved(self, outputs: Any = None) -> targets.Scores:
-        """The target. A class left open is settled by these outputs, or by the model's."""
+        """The target. None is resolved by these outputs, or by those of the model."""
         if not callable(self.target):
             if outputs is None:
                 outputs = self.outputs() if self.passed is None else self.passed.outputs
@@ -108,7 +108,7 @@ class Request:
             return passed.outputs
 
     def mixes(self, method: Plan) -> bool:
-        """Whether a pass for the method mixes the samples: see mixes_samples. The last one tells, if any."""
+        """Whether a pass for the method mixes the samples (see mixes_samples), from the last pass if any."""
         if self.last is not None:
             return mixes_samples(self, self.last)
         if self.n < 2:
@@ -165,7 +165,7 @@ class Request:
             return self._answered(method, passed)
 
     def _answered(self, method: Any, passed: Pass) -> Maps:
-        # What is captured is known not to mix the samples.
+        # A captured model is known not to mix the samples.
         if method.per_sample and self.suspicions is None and mixes_samples(self, passed):
             self.resolved(passed.outputs)
             parts = [self.rows(i, i + 1).backward(method) for i in range(self.n)]
@@ -195,7 +195,7 @@ class Request:
         self.last = passed
         maps = method.prepared(self, passed, scores).result(self, passed, scores)
         if self.region is not None and maps[0].is_cuda and self.suspicions is None:
-            self.region.settle()  # while the device is at work
+            self.region.settle()  # while the device computes
         if not self.diagnosing:
             maps = check_finite(self, method, passed, scores, maps)
             warn_if_nothing_passed(self, method, maps)
@@ -208,8 +208,8 @@ def pair(passed: Pass, reference: Pass) -> None:
     for i, op in enumerate(ours):
         if i >= len(theirs) or theirs[i].name != op.name or theirs[i].shape != op.shape:
             raise ValueError(
-                f"the model ran other operations on the baseline than on the input, from "
-                f"{passed.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"
+                f"the model ran other operations on the baseline than on the input, beginning at "
+                f"{passed.trace.layer_of(op)!r}; DeepLIFT needs the same operations on both"
             )
         op.reference = theirs[i]
 
@@ -228,7 +228,7 @@ def _mixes(request: Request, passed: Pass) -> bool:
     moves = (may_move_samples(row.family, row.source, row.shape, n) for row in rows)
     if not passed.trace.turned and not any(moves):
         return False
-    # The size alone does not tell samples from channels or positions: one sample alone does.
+    # The size alone cannot distinguish samples from channels or positions: a single sample can.
     try:
         with closing(BridgedPass(request.rows(0, 1), BridgeRecorder(ops.RECTIFIERS))) as alone:
             return alone.folds

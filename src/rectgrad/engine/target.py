@@ -1,4 +1,4 @@
-"""Which number is explained: from a model's output and a `target` to one score a sample."""
+"""Converts a model's output and a `target` to the explained score of each sample."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def logits(outputs: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Picked:
-    """A target that is settled: one class for each sample."""
+    """A resolved target: one class for each sample."""
 
     index: Tensor
 
@@ -53,7 +53,7 @@ class Picked:
         return scores if scores.dim() == 1 else scores.gather(1, self.index.unsqueeze(1)).squeeze(1)
 
     def gradient(self, outputs: Tensor) -> Tensor:
-        """Of the scores' sum: 1 where an output was picked."""
+        """The gradient of the scores' sum: 1 where an output was selected."""
         if outputs.dim() == 1:
             return torch.ones_like(outputs, requires_grad=False)
         return torch.zeros_like(outputs, requires_grad=False).scatter_(1, self.index.unsqueeze(1), 1)
@@ -71,7 +71,7 @@ Target = int | Sequence[int] | Tensor | Callable[..., Tensor] | None
 
 
 def resolve(target: Any, outputs: Any, n: int) -> Scores:
-    """`target` as a function from outputs to (N,) scores; a class left open is settled by these outputs."""
+    """`target` as a function from outputs to (N,) scores; None is resolved by these outputs."""
     if callable(target):
         return target
     scores = logits(outputs)
@@ -84,7 +84,7 @@ def resolve(target: Any, outputs: Any, n: int) -> Scores:
 
 
 def checked(scores: Any, n: int) -> Tensor:
-    """What a callable target returned, if it is one score for each of n samples."""
+    """Checks that a callable target returned one score for each of n samples."""
     said = "the callable target returned"
     if not isinstance(scores, Tensor):
         raise TypeError(f"{said} {_describe(scores)}; it must return a tensor ({n},)")
@@ -107,7 +107,7 @@ def indices(scores: Tensor, target: Any) -> Tensor:
         raise ValueError(f"the model's output has shape {shape}: it has no classes")
     if target is None:
         return scores.detach().argmax(1)
-    index = _as_integers(target, n)  # checked where it is: to ask a GPU is to wait for it
+    index = _as_integers(target, n)  # checked on its device: reading from a GPU would wait for it
     asked = index.reshape(-1).tolist()
     if outside := [each for each in asked if not 0 <= each < classes]:
         valid = f"the model has {classes} outputs, 0 to {classes - 1}"

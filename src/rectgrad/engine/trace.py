@@ -1,4 +1,4 @@
-"""The trace of a forward pass: which ops were met, in which layer, and which rule each one used."""
+"""The trace of a forward pass: its ops, their layers, and the rule that each one used."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _label(row: Row, names: dict[int, str]) -> str:
 
 
 def outermost(rows: list[Row]) -> nn.Module | None:
-    """The module that holds all the others met, when there is one."""
+    """The module that contains all other modules of the trace, if there is one."""
     met = {id(row.modules[0]): row.modules[0] for row in rows if row.modules}
     return next((each for each in met.values() if met.keys() <= set(map(id, each.modules()))), None)
 
@@ -130,7 +130,7 @@ def calling_modules(engine: str = "") -> tuple[nn.Module, ...]:
     """The modules whose methods are running, innermost first. engine: the file of frames to pass over."""
     found, frame = list[nn.Module](), sys._getframe(1)
     while frame is not None:
-        code = frame.f_code  # around the innermost method, calls of modules tell: they are quick to ask
+        code = frame.f_code  # around the innermost method, calls of modules are enough, and quick to read
         if code is _CALL or (not found and code.co_varnames[:1] == ("self",) and code.co_filename != engine):
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module):

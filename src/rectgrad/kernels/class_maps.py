@@ -93,4 +93,4 @@ class Gate:
 
 def unknown_gate(_: object) -> Tensor:
     """In the place of the gate, in rules that do not belong to one pass."""
-    raise ValueError("gate='class' differs from pass to pass: use rectgrad.attribute, not its rules alone")
+    raise ValueError("gate='class' differs from pass to pass: use rectgrad.attribute instead of its rules")

@@ -30,7 +30,7 @@ from rectgrad.metrics.baselines import blurred
 class Average(Method):
     """The mean of another method over several inputs."""
 
-    over: Method = option(Saliency(), "Method that is averaged.")
+    over: Method = option(Saliency(), "Method whose maps are averaged.")
     one_backward: ClassVar[bool] = False
 
     @property
@@ -75,7 +75,7 @@ class IntegratedGradients(Average):
     """
 
     steps: int = option(50, "Number of evaluations between the baseline and the input; default: 50.", low=1)
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Any = option(0.0, "Value of the baseline, an input without information; default: 0, mid-grey.")
     quadrature: str = option("trapezoid", "Quadrature: trapezoid or right.", choices=("trapezoid", "right"))
     title: ClassVar[str] = "integrated gradients"
 
@@ -113,7 +113,7 @@ class ExpectedGradients(Average):
     """
 
     samples: int = option(50, "Number of random baselines and points; default: 50.", low=1)
-    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs without information.")
     seed: int = option(0, "Seed of the random numbers.")
     title: ClassVar[str] = "expected gradients"
 

@@ -25,7 +25,7 @@ class DeepLift(Method):
     baseline: a number or a tensor (one for all samples, or one for each; a tuple for several inputs).
     """
 
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Any = option(0.0, "Value of the baseline, an input without information; default: 0, mid-grey.")
     decompose: ClassVar[tuple[str, ...]] = ("attention", "glu", "norm", "vector_norm")
     title: ClassVar[str] = "DeepLIFT"
 
@@ -75,7 +75,7 @@ class DeepLiftShap(Method):
     baselines: a tensor (B, ...), the same for all samples; a tuple for several inputs. They must be given.
     """
 
-    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs without information.")
     one_backward: ClassVar[bool] = False
     title: ClassVar[str] = "DeepLIFT SHAP"
 

@@ -97,7 +97,7 @@ class Occlusion(Perturbation):
 
     window: int | None = option(None, "Side of the window; default: an eighth of each side.", low=1)
     stride: int | None = option(None, "Step of the window; default: half the window.", low=1)
-    baseline: Any = option(0.0, "Value that stands for no information; default: 0, mid-grey.")
+    baseline: Any = option(0.0, "Value that replaces hidden pixels; default: 0, mid-grey.")
     title: ClassVar[str] = "occlusion"
 
     def __post_init__(self) -> None:

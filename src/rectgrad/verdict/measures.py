@@ -129,7 +129,7 @@ _ALL = (
         "removal",
         "higher",
         None,
-        "As ROAD, with the share of photos whose class stays on top instead of its probability.",
+        "As ROAD, but with the share of photos whose top class is unchanged instead of its probability.",
         ROAD,
         BOTH,
     ),
