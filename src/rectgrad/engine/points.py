@@ -27,8 +27,8 @@ FEWEST = 4  # copies that are worth it, since the first one runs twice
 
 
 class Points:
-    """Evaluates a method at many points. points(start, stop): copies of the samples at the points
-    from start to stop, one after the other; the first point always runs alone."""
+    """Evaluates a method at many points. points(start, stop): copies of the samples at the points from start
+    to stop, one after the other; the first point always runs alone."""
 
     def __init__(self, ask: Ask, method: Any, request: Request, points: PointsBetween) -> None:
         self.ask, self.method, self.request, self.points = ask, method, request, points

@@ -1,4 +1,4 @@
-"""Backends: who selects units and computes gradients of linear ops, on which device.
+"""Backends: the kernels that select units and compute gradients of linear ops, for each device.
 
 The environment variable RECTGRAD_KERNELS chooses: "reference" the plain torch code of the specification,
 "portable" what needs neither a compiler nor a GPU, nothing (the default) the fastest there is.

@@ -1,4 +1,4 @@
-"""Baselines: the input that stands for nothing, as a number or a tensor."""
+"""Baselines: inputs without information, given as a number or a tensor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def differences_times(raw: Tensors, inputs: Tensors, baseline: Any) -> Tensors:
 
 
 def each_baseline(values: Any, inputs: Tensors) -> list[Tensors]:
-    """Several baselines, one by one: each as one tensor for each input, of its shape."""
+    """Yields baselines one by one, each as one tensor per input, of its shape."""
     given = values if isinstance(values, tuple) else (values,)
     for b, x in zip(given, inputs, strict=False):
         if not isinstance(b, Tensor) or b.dim() != x.dim() or not 0 < len(b) == len(given[0]):
@@ -58,7 +58,7 @@ def positions(x: Tensor) -> torch.Size:
 
 
 def column(values: Tensor, x: Tensor) -> Tensor:
-    """One number for each sample, shaped to broadcast."""
+    """One number per sample, in a shape that broadcasts."""
     return values.reshape(-1, *(1,) * (x.dim() - 1))
 
 
@@ -94,6 +94,6 @@ def weighted_sum(terms: Any) -> Tensors:
 
 
 def value_range(x: Tensor) -> Tensor:
-    """max - min of each sample, shaped to broadcast."""
+    """max - min of each sample, in a shape that broadcasts."""
     flat = x.detach().reshape(len(x), -1)
     return column(flat.amax(1) - flat.amin(1), x)

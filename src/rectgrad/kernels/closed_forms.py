@@ -99,7 +99,7 @@ def average_pooled(
 
 
 def padded(run: Run, data: list[Tensor], pads: Any, mode: Any, value: Any) -> Found:
-    """Constants around x, which get no gradient."""
+    """Pads x with constants, which get no gradient."""
     x = data[0]
     numbers = isinstance(pads, (tuple, list)) and all(type(p) is int and p >= 0 for p in pads)
     if not numbers or mode not in (None, "constant"):
@@ -155,12 +155,12 @@ def of_two(left: Any, right: Any, reads: bool = True, rank: int = 0) -> Form:
 
 
 def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
-    """Summed where a tensor of this shape was broadcast."""
+    """The gradient summed over the dimensions in which a tensor of this shape was broadcast."""
     return R if R.shape == shape else R.sum_to_size(shape)
 
 
 def reduced(run: Run, data: list[Tensor], dims: Any, keeps: Any, mean: bool = False) -> Found:
-    """A sum or a mean over some dimensions."""
+    """The gradient of a sum or a mean over some dimensions."""
     x, y = data[0], run(*data)
     dims = (dims,) if type(dims) is int else dims
     if not isinstance(dims, (tuple, list)) or not dims or not y.numel() or y.dtype is not x.dtype:
@@ -176,7 +176,7 @@ def of_input(backward: Callable[..., Tensor]) -> Form:
 
 
 def of_output(backward: Callable[..., Tensor]) -> Form:
-    """The same, a function of its output alone."""
+    """The same for a derivative that is a function of the output alone."""
 
     def form(run: Run, data: list[Tensor]) -> Found:
         y = run(*data)
@@ -217,7 +217,7 @@ def layer_norm(run: Run, data: list[Tensor], shape: Any, weight: Any, bias: Any,
 
 
 def picked(run: Run, data: list[Tensor], _: Any, index: Any) -> Found:
-    """x[index] of numbers and slices."""
+    """The gradient of x[index] with numbers and slices."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(type(part) in _BASIC for part in parts):
         return None

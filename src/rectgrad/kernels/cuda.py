@@ -129,7 +129,7 @@ def _select(
     tau: Tensor | None,
     seen: Tensor | None,
 ) -> Tensor:
-    """Fills `tau` if it is given, else returns what the rule makes of R."""
+    """Fills `tau` if it is given; otherwise returns the result of the rule."""
     plan = _plan(a.shape, a.stride(), R.stride(), a.dtype, R.dtype, rows, k, rule, tau is None)
     if plan is None:
         return _select(*_alike(a, R), rows, k, rule, tau, seen)
@@ -143,7 +143,7 @@ def _empty(a: Tensor, R: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with the rows one after the other, and R in the order of a."""
+    """Both with contiguous rows, and R in the order of a."""
     a = a if _usual(a) else a.contiguous()
     return a, _empty(a, R).copy_(R)
 
@@ -154,7 +154,7 @@ def _usual(a: Tensor) -> bool:
 
 @functools.cache
 def _nowhere(device: torch.device) -> Tensor:
-    """For those who do not ask whether R is finite."""
+    """For callers that do not check whether R is finite."""
     return torch.zeros(1, device=device)
 
 
@@ -211,7 +211,7 @@ def _plan(
     rule: str,
     rectifies: bool,
 ) -> Plan | None:
-    """None where a or R must be laid out anew first."""
+    """None if a or R must be copied to another layout first."""
     d = _units(shape, dtype, dtype_R, rows)
     if not 1 <= k <= d:
         raise ValueError(f"k is {k}; it can be 1 to {d}, the number of units in a row of {tuple(shape)}")
@@ -286,10 +286,10 @@ def _bounds(p: float, d: int, sample: int) -> tuple[int, int]:
     """How a sample bounds the p-quantile of d units: (ranks from its own p-quantile to either bound, how many
     neighbours it takes together, as a power of two).
 
-    To read single units of a row that is not large would be to read most of the memory. But neighbours are
-    alike: in the layers of EfficientNet-Lite0 and of a random Inception V4 the rank of tau in a sample of 8
+    Reading single units of a row that is not large would read most of the memory. But neighbours are similar:
+    in the layers of EfficientNet-Lite0 and of a random Inception V4 the rank of tau in a sample of 8
     neighbours had up to 1.43 times the standard deviation of independent units, of 4 up to 1.16 times. The
-    bounds leave room for more than that; where they miss tau all the same, a slower way finds it.
+    bounds allow for more than that. If they still miss tau, a slower search finds it.
     """
     sigmas, together = (8.0, 3) if d < 2**17 else (6.5, 2)
     return math.ceil(sigmas * math.sqrt(sample * p * (1 - p))) + 3, together
@@ -303,7 +303,7 @@ def _capacity(share: float, d: int) -> int:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], strides_R: tuple[int, ...], rows: int
 ) -> tuple[int, Runs | None, int] | None:
-    """How R lies beside a: (its stride between rows, its runs if a row is not all one, what divides all)."""
+    """The layout of R relative to a: (stride between rows, runs of a strided row, common divisor)."""
     inside = range(len(shape)) if rows == 1 else range(1, len(shape))
     order = sorted((i for i in inside if shape[i] != 1), key=lambda i: strides[i])
     dense, runs = 1, [(1, 1)]  # (units, stride), the innermost first
@@ -343,7 +343,7 @@ def _kernels() -> ModuleType:
 def _launch(plan: Plan, tensors: tuple[Tensor, ...], leading: tuple[float, ...] = ()) -> None:
     """Runs the planned kernel on the current stream.
 
-    Triton's own way to a compiled kernel takes longer than the launch. So the plan remembers the kernel, for
+    Triton's lookup of a compiled kernel takes longer than the launch. So the plan remembers the kernel, for
     what Triton compiles it anew for: the device and the alignment of a and R (the others are always aligned).
     """
     device = tensors[0].get_device()
@@ -382,7 +382,7 @@ def _current_stream() -> Callable[[int], int]:
 
 @dataclass(slots=True)
 class Scratch:
-    """What the kernels of one stream use one after the other."""
+    """Buffers that the kernels of one stream share."""
 
     candidates: Tensor
     words: deque[Tensor]
@@ -400,7 +400,7 @@ _of_graph = _OfGraph()
 
 @contextlib.contextmanager
 def one_scratch() -> Iterator[None]:
-    """All kernels launched in here, into one graph, share what they use."""
+    """Within the context, all kernels of one graph share their buffers."""
     _of_graph.scratch = Scratch(torch.empty(0), deque())
     try:
         yield

@@ -1,4 +1,4 @@
-"""What differs between devices besides kernels: memory, random numbers, rounding, graphs of kernels."""
+"""Differences between devices other than kernels: memory, random numbers, rounding, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from rectgrad.kernels.linear_ops import constants
 from rectgrad.kernels.reference import wide
 
-# Bytes of activations in one pass, and rows. On a CPU more of either is slower again: caches no longer hold a
-# tensor, and fresh memory costs more than the calls it saves. What a network computes out of sight is missing
-# in the bytes; where they were too many, a GPU says so in time, and a CPU may not.
+# Bytes of activations in one pass, and rows. On a CPU, larger passes are slower: tensors no longer fit into
+# caches, and fresh memory costs more than the calls it saves. Tensors inside a network that are not recorded
+# are missing from the bytes.
 BYTES = {"cpu": 512 * 2**20, "cuda": 2 * 2**30}
 # Bytes of the largest activation in a forward pass that keeps none. On a CPU, larger blocks are fresh memory
 # each time: EfficientNet-Lite0 takes 32 ms for each of 6 images, 39 ms for each of 8, 82 ms for each of 64.
@@ -37,14 +37,14 @@ def limits(device: torch.device, kept: bool = True) -> tuple[int, int]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was not sufficient: torch says so in several ways."""
+    """Whether an error means that memory ran out; torch reports this in several ways."""
     known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
     ways = ("out of memory", "allocate memory", "not enough memory", "insufficient memory")
     return known or any(words in str(error).lower() for words in ways)
 
 
 def free_unused_memory() -> None:
-    """Return the memory to the device that torch holds without using it."""
+    """Returns unused memory that torch holds to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -59,13 +59,13 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     scale = a.abs().max()
     if not bool(scale > 0):
         return bool((b == a).all())
-    a, b = a / scale, b / scale  # squares of very small or large numbers are none
+    a, b = a / scale, b / scale  # squares of very small or large numbers underflow or overflow
     return bool((a - b).norm() <= tolerance * a.norm())
 
 
 def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
-    """Whether the outputs and the maps of one copy agree. Outputs are continuous: to rounding. Maps are not,
-    where rounding moves a unit across a threshold: in the mean. Neither alone would do: saturated outputs
+    """Whether the outputs and the maps of one copy agree. Outputs are compared up to rounding; maps in the
+    mean, because rounding may move a unit across a threshold. Outputs alone would not suffice: saturated ones
     hardly change."""
     eps = max(map(rounding, alone))
     (outputs, other), *maps = zip(alone, together, strict=True)
@@ -73,12 +73,12 @@ def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether kernels are being captured into a graph: nothing may wait for the device then."""
+    """Whether kernels are being captured into a graph, when nothing may wait for the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def moved(index: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on another device, without waiting for it."""
+    """Copies a tensor from the CPU to another device without waiting for it."""
     pinned = index.pin_memory() if device.type == "cuda" and index.is_cpu else index
     return pinned.to(device, non_blocking=True)
 
@@ -87,7 +87,7 @@ def random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]
     """Of torch, Python, numpy and a GPU, this one last: functions that set it, and what they take."""
     states: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
     states.append((np.random.set_state, np.random.get_state(legacy=False)))
-    if device.type == "cuda":  # a seed and an offset: to ask for all of the state takes longer
+    if device.type == "cuda":  # a seed and an offset: reading the whole state takes longer
         generator = torch.cuda.default_generators[device.index]
         states.append((generator.manual_seed, generator.initial_seed()))
         states.append((generator.set_offset, generator.get_offset()))
@@ -95,7 +95,7 @@ def random_state(device: torch.device) -> list[tuple[Callable[[Any], Any], Any]]
 
 
 def restore_random_state(states: list[tuple[Callable[[Any], Any], Any]], device: torch.device) -> None:
-    """A GPU's is left alone while kernels are captured."""
+    """The state of a GPU is not read while kernels are captured."""
     for write, state in states[: 3 if is_capturing(device) else None]:
         write(state)
 
@@ -125,7 +125,7 @@ class Graph:
         with torch.cuda.stream(stream), torch.no_grad():
             for _ in range(3):  # kernels are compiled and chosen, constants are made
                 work()
-            self._constants = tuple(constants.values())  # a graph reads them as long as it lives
+            self._constants = tuple(constants.values())  # kept, because the graph reads them
             torch.cuda.synchronize(device)
             graph.capture_begin(capture_error_mode="thread_local")
             try:

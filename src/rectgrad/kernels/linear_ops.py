@@ -1,7 +1,7 @@
 """Linear ops and their gradient without a graph: convolutions, linear layers, batch norms that use their
 running statistics, average pooling. Dense as torch computes it, or from the few units that passed.
 
-Each takes tensors and numbers: the engine reads them from a call's arguments.
+Each takes tensors and numbers, which the engine reads from the arguments of a call.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _TRANSPOSED: dict[int, Any] = {
 
 @lru_cache(maxsize=4096)
 def _left_over(inputs: tuple[int, ...], outputs: tuple[int, ...], windows: Geometry) -> tuple[int, ...]:
-    """The last inputs of each dimension, which no window reaches."""
+    """The number of inputs at the end of each dimension that no window reaches."""
     return tuple(
         inputs[d]
         + 2 * windows.padding[d]
@@ -215,7 +215,7 @@ class Scale:
 
 
 class AvgPool:
-    """y = the mean of each window: on CPUs, torch takes long for its gradient."""
+    """y = the mean of each window; on CPUs, torch's own gradient is slow."""
 
     __slots__ = ("_padded", "_shape", "_windows")
 
@@ -235,7 +235,7 @@ class AvgPool:
 
 
 def _same_real(weight: Tensor, x: Tensor) -> bool:
-    """Both of one type, and not complex: that gradient needs a conjugate."""
+    """Whether both have one type that is not complex, whose gradient would need a conjugate."""
     return weight.dtype is x.dtype and not x.dtype.is_complex
 
 
@@ -279,7 +279,7 @@ LINEAR_OPS: dict[str, tuple[tuple[str, ...], Callable[..., LinearOp | None]]] = 
 }
 
 
-# Small tensors that many calls share. A captured graph holds on to those it reads.
+# Small tensors that many calls share. A captured graph keeps those it reads.
 constants: dict[Any, Tensor] = {}
 
 
@@ -301,7 +301,7 @@ def _plain(x: Tensor) -> bool:
 
 
 def outside_zeroed(R: Tensor, within: Region | None) -> Tensor:
-    """R times 1 inside the region and 0 outside: what is not finite there stays so, and is noticed."""
+    """R times 1 inside the region and 0 outside, so that non-finite values outside are still detected."""
     if within is None:
         return R
     size = tuple(R.shape[-len(within) :])

@@ -20,7 +20,7 @@ from rectgrad.kernels.sparse import Sparse
 FOLDER = Path(__file__).parent
 LEVELS = ("base", "avx2", "avx512")  # instruction sets, each a library of its own; see build_native.py
 RULES = {"PR1": 0, "PR2": 1, "PR3": 2, "PR4": 3}
-DENSEST = 0.25  # share of units from which on a dense convolution is the faster one
+DENSEST = 0.25  # if more than this share of units passed, a dense convolution is faster
 
 
 class _Survivors(Structure):
@@ -78,7 +78,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library | None:
-    """The library for this processor's instructions; None where there is none."""
+    """The library for the instruction set of this processor; None if there is none."""
     level = _level()
     while level >= 0 and _is_current():
         path = FOLDER / f"_native_{LEVELS[level]}.so"

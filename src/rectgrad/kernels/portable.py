@@ -90,7 +90,7 @@ def _at(values: np.ndarray, rank: int) -> float:
 
 
 def _where(row: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    return row[np.flatnonzero(mask)]  # faster than the mask itself if little is true
+    return row[np.flatnonzero(mask)]  # faster than the mask itself if few entries are True
 
 
 def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
@@ -102,7 +102,7 @@ def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _bound(row: np.ndarray, rank: int) -> float:
-    """A number that tau very probably exceeds; 0 where there is none among the positive ones."""
+    """A number that tau very probably exceeds; 0 if no positive number is one."""
     if row.size < 8 * SAMPLE:
         return 0.0
     step = row.size / SAMPLE
@@ -112,4 +112,4 @@ def _bound(row: np.ndarray, rank: int) -> float:
     return _at(sample, index) if index < SAMPLE else 0.0
 
 
-_JITTER = np.random.default_rng(0).random(SAMPLE)  # a fixed step would see one column of the image
+_JITTER = np.random.default_rng(0).random(SAMPLE)  # a fixed step would sample a single column of the image

@@ -115,7 +115,7 @@ def largest_q(s: Tensor, interpolation: str) -> float:
 
 
 def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | None:
-    """What would let something through a layer with these scores; None if something did go through."""
+    """A setting at which a layer with these scores passes something; None if it did pass something."""
     if tau is not None:
         stopped = bool(0 < s.max() <= tau)
         return f"above tau={tau:g}; its largest score is {float(s.max()):.4g}" if stopped else None

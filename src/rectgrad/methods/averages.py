@@ -89,7 +89,7 @@ class IntegratedGradients(Average):
         x0 = baselines(self.baseline, request.inputs)
         ends = list(zip(request.inputs, x0, strict=True))
         points = quadrature(self.steps, self.quadrature)[::-1]
-        # The first one is the witness (see points.py): neither an end nor the middle, which is their mean.
+        # The first one is the witness (see points.py), so it is neither an end nor the middle.
         points.insert(0, points.pop(self.steps // 3))
         steps = joined(lambda i: tuple(b + points[i][0] * (x.detach() - b) for x, b in ends))
         maps = self.over.at_points(lambda over, at: over.raw(at), request, steps, self.steps)

@@ -48,7 +48,7 @@ class GradCAM(Method):
 
 @dataclass(frozen=True)
 class GuidedGradCAM(Method):
-    """Another method's map times Grad-CAM's, which removes what does not speak for the class."""
+    """Another method's map times Grad-CAM's, which keeps only regions with evidence for the class."""
 
     over: Method = option(GuidedBackprop(), "Method whose map is multiplied.")
     layer: str | None = option(None, _LAYER)
@@ -65,7 +65,7 @@ class GuidedGradCAM(Method):
     def raw(self, request: Request) -> Maps:
         if request.replay is not None:
             raise unsupported("capture", f"guided Grad-CAM over {type(self.over).__name__}, not one pass")
-        # What is recorded for an average has nothing for the class layer.
+        # A pass that is recorded for an average keeps nothing for the class layer.
         alone = replace(request, observe=None) if self.one_backward else request.at(request.inputs)
         cams, request.target = GradCAM(self.layer, self.variant).maps(alone), alone.target
         marked = [op for op in alone.last.ops if op.rule != "plain"] if alone.last is not None else []

@@ -1,4 +1,4 @@
-"""The methods by name, and what figures and tables call them."""
+"""The methods by name, and their titles in figures and tables."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ METHODS: dict[str, Method] = {
 
 
 def every_name() -> list[str]:
-    """What `all` stands for: methods that need no further option, and no thousands of passes as RISE does."""
+    """The methods that `all` selects: those without required options, except RISE with its many passes."""
     return [name for name, method in METHODS.items() if method.ready and not isinstance(method, RISE)]
 
 
 def title_of(name: str) -> str:
-    """What figures and tables call a listed method."""
+    """The title of a listed method in figures and tables."""
     return METHODS[name].title or type(METHODS[name]).__name__
 
 
@@ -70,7 +70,7 @@ def describe(method: Method) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """An option as JSON can hold it."""
+    """An option as a JSON value."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)}"
     return describe(value) if isinstance(value, Method) else value
@@ -79,7 +79,7 @@ def plain_value(value: Any) -> Any:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except RuntimeError:  # tensors are compared number by number
+    except RuntimeError:  # tensors are compared elementwise
         return False
 
 
@@ -88,7 +88,7 @@ def _short(value: Any) -> str:
 
 
 def as_method(method: Any, options: dict[str, Any]) -> Method:
-    """A method from its name and options, or as it is."""
+    """A method from its name and options; an instance is returned unchanged."""
     names = f"methods are {', '.join(METHODS)}"
     if isinstance(method, str):
         if method not in METHODS:

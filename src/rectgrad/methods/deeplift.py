@@ -43,12 +43,12 @@ class DeepLift(Method):
         return raw
 
     def _check_completeness(self, request: Request, raw: Maps, difference: Tensor) -> None:
-        """Contributions should sum to the difference of the scores: say if they do not."""
+        """Warns if contributions do not sum to the difference of the scores."""
         trace = request.trace
         assert trace is not None
         error: Any = sum(per_sample(m).sum(1) for m in self.finish(raw, request.inputs)) - difference
         trace.completeness_error = error
-        # Batch statistics are no function of the sample; training mode has its own warning.
+        # Batch statistics depend on other samples; training mode has its own warning.
         if request.diagnosing or (request.region is not None and request.region.trains):
             return
         i = first_wrong(request, error.abs() > 0.05 * difference.abs() + 1e-4)

@@ -42,7 +42,7 @@ class Relevance(Method):
         return times(raw, inputs)
 
     def _account(self, request: Request) -> Account:
-        """By a backward pass for each sample, since dimensions do not always tell them apart."""
+        """Runs a backward pass per sample: dimensions do not always separate the samples."""
         if (passed := request.passed) is None:
             raise RuntimeError("the record was deleted; keep it for as long as you need trace.conservation")
         target, state, found = request.resolved(passed.outputs), passed.state, []
@@ -144,7 +144,7 @@ EXPLODED = 100.0  # times the largest output
 
 
 def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None:
-    """Relevance should sum to about the score: say if it became much larger, and in which layer."""
+    """Warns if relevance became much larger than the score, and names the layer."""
     if request.diagnosing or request.answer is None or not len(request.answer):
         return
     total: Any = sum(per_sample(m).double().sum(1) for m in method.finish(raw, request.inputs))
@@ -158,7 +158,7 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
 
 
 def _exploding_layer(request: Request, method: Any, bound: float) -> str:
-    """The layer behind which relevance first exceeds a bound."""
+    """The first layer of the backward pass at which relevance exceeds a bound."""
     readers: dict[int, Op] = {}
     found: list[Op] = []
 
@@ -175,7 +175,7 @@ def _exploding_layer(request: Request, method: Any, bound: float) -> str:
 
 
 def _last_layer(request: Request, method: Any) -> str:
-    """The layer beyond which no relevance goes."""
+    """The layer at which relevance stops."""
     reached: list[Op] = []
     again = request.watched(lambda op, R: reached.append(op) if bool(R.any()) else None)
     method.raw(again)

@@ -1,4 +1,4 @@
-"""What every method is: a frozen dataclass whose fields are its options.
+"""The base class of methods: a frozen dataclass whose fields are its options.
 
 A method names the rules of its backward pass and what happens to the gradient that arrives at the input.
 """
@@ -19,7 +19,7 @@ from rectgrad.methods.options import check
 
 Maps = tuple[Tensor, ...]
 
-# Who is told how many inputs of a method with many passes are done, and of how many.
+# A callback with the progress of a method with many passes: inputs done, and their number.
 progress: ContextVar[Callable[[int, int], None]] = ContextVar("progress", default=lambda done, count: None)
 
 

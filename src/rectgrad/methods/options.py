@@ -27,7 +27,7 @@ def option(
 
 
 def offered(method: Any) -> list[Field[Any]]:
-    """The fields whose values people can type: tensors are given in Python alone."""
+    """The fields whose values can be typed; tensors can only be given in Python."""
     return [each for each in fields(method) if "Tensor" not in _declared(each)]
 
 
@@ -47,7 +47,7 @@ _TYPES = {"float": float, "int": int, "bool": bool, "Any": float}
 
 
 def type_of(field: Field[Any]) -> type:
-    """The type of a field's values as people type them: what is no number and no flag is a string."""
+    """The type of a field's values when typed: int, float, bool, or else str."""
     return _TYPES.get(_declared(field).removesuffix(" | None"), str)
 
 
@@ -56,7 +56,7 @@ def _declared(field: Field[Any]) -> str:
 
 
 def check(method: Any) -> None:
-    """Every field against its declared type, range and choices."""
+    """Checks every field against its declared type, range and choices."""
     for each in fields(method):
         declared, value = _declared(each), getattr(method, each.name)
         kind = declared.removesuffix(" | None")
@@ -70,7 +70,7 @@ def check(method: Any) -> None:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """A scalar of numpy or torch as a number of Python, anything else as it is."""
+    """A numpy or torch scalar as a Python number; anything else unchanged."""
     if not isinstance(value, bool):
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             return value.__index__() if kind == "int" else value.item()
@@ -78,7 +78,7 @@ def _plain(value: Any, kind: str) -> Any:
 
 
 def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] | None:
-    """The kind of error and what would be valid; None if the value is."""
+    """The type of error and what would be valid; None if the value is valid."""
     choices, low, high = map(declared.get, ("choices", "low", "high"), ((), -math.inf, math.inf))
     if kind == "bool" and not isinstance(value, bool):
         return TypeError, "True or False"

@@ -1,4 +1,4 @@
-"""Rectified Gradient, the paper's method."""
+"""Rectified Gradient, the method of the paper."""
 
 from __future__ import annotations
 

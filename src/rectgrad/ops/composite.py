@@ -1,7 +1,7 @@
-"""Calls with other calls inside: torch's own composites are re-entered, a few fused ops are written out.
+"""Calls that contain other calls: torch's own composites are re-entered, and a few fused ops are written out.
 
-A composite of torch.nn.functional reaches the mode as one call; running its body under the mode shows what is
-inside (the projections and the softmax of multi-head attention, for example).
+A composite of torch.nn.functional reaches the mode as one call; running its body under the mode shows its
+parts (the projections and the softmax of multi-head attention, for example).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_funct
 
 @functools.cache
 def composite(func: Any) -> Callable[..., Any] | None:
-    """The body of one of torch's own composites, which does not dispatch itself again; None for others."""
+    """The body of one of torch's own composites, without its dispatch; None for other functions."""
     if not isinstance(func, types.FunctionType) or func.__closure__ or func is torch.meshgrid:
         return None  # the body of meshgrid calls a function that dispatches meshgrid
     if func.__module__ not in _MODULES and func not in (Tensor.norm, Tensor.backward):
         return None
     scope = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *_: False)}
     if func.__name__.startswith("lp_pool"):
-        scope["relu"] = lambda x: x  # of an absolute value: it changes nothing, and is no activation
+        scope["relu"] = lambda x: x  # of an absolute value: it changes nothing, and is not an activation
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, None)
     body.__kwdefaults__ = func.__kwdefaults__
     return body

@@ -1,4 +1,4 @@
-"""Parts of a network whose activations no rule can reach, told by the names of autograd's nodes."""
+"""Finds activations that no rule can reach by the names of autograd's nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rectgrad.ops.table import LINEAR_CALLS, RECTIFIERS, refine
 
-# Backward nodes of rectifiers. Those with a rule are bridged, so one of these ran where nobody could see it.
+# Backward nodes of rectifiers. Those with a rule are bridged, so these ran unrecorded.
 _UNSEEN = {name.lower(): name for name in "ReLU LeakyReLU ELU SiLU GELU Mish Hardswish Softplus".split()}
 _UNSEEN |= {"prelukernel": "PReLU", "rreluwithnoise": "RReLU"}
 
@@ -40,7 +40,7 @@ def _unseen(node: Any, kind: str, saved: Callable[..., Any]) -> str | None:
 
 
 def _foreign(name: str, inside: Mapping[str, list[str]]) -> str | None:
-    """What is wrong with a custom autograd.Function: only one that is seen to be linear is accepted."""
+    """Why a custom autograd.Function is not supported; None if it is known to be linear."""
     if name == "CheckpointFunction":
         return "reentrant checkpointing; call checkpoint with use_reentrant=False or switch it off"
     custom = name.removeprefix("GeneratedBackwardFor_")  # as torch.library names the gradient of a custom op

@@ -1,4 +1,4 @@
-"""Op families and their aliases: which torch function is what kind of step. Data, and its lookup.
+"""Op families and their aliases: the family of each torch function. Data, and its lookup.
 
 A rule is written for a family. Every spelling of an op (`torch.relu`, `Tensor.relu_`, `F.relu`, `aten::relu`,
 ...) is found by its name in torch's own namespaces, so an alias is written here once. A function belongs to a
@@ -80,19 +80,19 @@ ROUTING = frozenset(
 _LINEAR = "conv conv_transpose linear matmul avg_pool sum add mul div pad".split()
 LINEAR_CALLS = ROUTING.union(*(FAMILIES[family].split() for family in _LINEAR)) - {"rdiv"}
 
-# Said when a network has nothing to rectify: ways an activation is written out by hand.
+# Named when a network has nothing to rectify: ops by which activations are written by hand.
 BY_HAND = frozenset(
     "gt ge lt le __gt__ __ge__ __lt__ __le__ greater greater_equal less less_equal where sign heaviside abs "
     "maximum max clamp clip clamp_min clamp_max sigmoid tanh threshold hardtanh masked_fill fmax erf".split()
 )
 
-# Asked of a tensor, not done with it: the engine has nothing to see there.
+# Queries of a tensor, which the engine does not record.
 QUESTIONS = frozenset(
     "dim size stride numel nelement ndimension element_size storage_offset data_ptr is_contiguous "
     "is_floating_point is_complex is_inference is_tensor is_same_size get_device __len__".split()
 )
 
-# Attributes of which a recorded tensor says the same as any other.
+# Attributes that are the same for a recorded tensor and any other.
 PLAIN_ATTRIBUTES = frozenset(
     "shape dtype device ndim layout is_cuda is_cpu is_mps is_meta is_quantized is_sparse is_nested is_mkldnn "
     "is_xpu is_sparse_csr itemsize nbytes requires_grad names".split()
@@ -139,7 +139,7 @@ _SILENT = QUESTIONS | {"__get__", "__set__", "_set_grad_enabled"}
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """What the table says about one torch function."""
+    """The entry of one torch function."""
 
     name: str  # the op, whatever it was called through
     family: str | None  # None: no family, the ordinary gradient
@@ -160,7 +160,7 @@ class Spec:
 
     @functools.cached_property
     def silent(self) -> bool:
-        """A question about a tensor, or an attribute that is no tensor made from it: nothing to record."""
+        """Whether the call queries a tensor or reads an attribute that is not a tensor: nothing to record."""
         return self.name in _SILENT and self.attribute not in TRANSPOSES
 
     @functools.cached_property
@@ -193,7 +193,7 @@ def _parameters(func: Any, name: str) -> Iterable[str]:
     """The names of a function's parameters: Python's own, or those of the op's overload that has the most."""
     if inspect.isfunction(func):
         names = tuple(inspect.signature(func, follow_wrapped=False).parameters)
-        if names != ("args", "kwargs"):  # a wrapper says nothing about what it wraps
+        if names != ("args", "kwargs"):  # the signature of a wrapper is not that of what it wraps
             return names
     packets: Any = (getattr(torch.ops.aten, each, None) for each in (f"linalg_{name}", name))
     found = (getattr(p, each) for p in packets if hasattr(p, "overloads") for each in p.overloads())

@@ -12,7 +12,7 @@ Region = tuple[tuple[int, int], ...]  # [first, last) of each dimension of a map
 
 
 def per_dim(value: Any, dims: int) -> tuple[int, ...]:
-    """An int or a sequence as torch's functions take it, as one int a dimension."""
+    """An int or a sequence, as torch's functions accept it, as one int per dimension."""
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return tuple(int(v) for v in (values * dims if len(values) == 1 else values))
 

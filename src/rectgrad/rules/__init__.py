@@ -1,4 +1,4 @@
-"""What each rule does to a gradient: the paper lives here.
+"""The rules: what each one does to a gradient.
 
 A rule is a function (op, R) -> the gradient for each of op.inputs. Factories take the parameters.
 """

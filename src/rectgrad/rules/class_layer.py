@@ -52,7 +52,7 @@ def class_layer_rules(others: Rules | None = None) -> Rules:
 
 
 class ClassLayer(NamedTuple):
-    """Of some samples: its activation and the plain gradient of the score there, both (N, C, d1..dk)."""
+    """The class layer of some samples: activation and plain gradient, both (N, C, d1..dk)."""
 
     op: Op
     rows: Tensor  # the samples, (N,)
@@ -84,7 +84,7 @@ def class_layers(
         arrived.append(R.flatten(1).any(1).to(settled.device))
         if capturing or bool(rows.any()):
             found.append(ClassLayer(op, rows, image(_activation(op)), image(R)))
-        # What is captured must not ask for values: it goes as far as the passes before it.
+        # A captured pass cannot read values: it goes as far as the passes before it.
         done = op.index <= request.memo.get(_NAME, op.index) if capturing else bool(settled.all())
         return done
 
@@ -118,7 +118,7 @@ class ClassGate:
 
 
 def _activations(recorded: Iterable[Op]) -> set[int]:
-    """The rectified activations and what joins them, by id."""
+    """The rectified activations and the ops that join them, by id."""
     found, carried = set[int](), set[int]()
     for op in recorded:
         rectified, joins = op.family in ops.RECTIFIERS, op.name in _JOINS and op.data_count > 1
@@ -151,8 +151,8 @@ def _output_of(name: str, passed: Pass) -> Op:
 
 
 def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image]:
-    """How to see the positions of ops, by id; without those that have none. They are the positions of an
-    image that the pass shows: of the last one before the op, or of the first one after it."""
+    """The views that show the positions of ops, by id; without ops that have none. They are the positions of
+    an image that the pass shows: of the last one before the op, or of the first one after it."""
     grids, met = Grids(passed.n, {x.dim() - 2 for x in request.inputs}), dict[int, tuple[Op, int]]()
     for row in passed.trace.rows:
         grids.meet(row.name, row.family, row.source, row.shape)

@@ -19,7 +19,7 @@ from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 WEIGHTED = (*CONVOLUTIONS, "linear", "matmul")
-# Calls whose result is not negative if their data is not.
+# Calls whose result is not negative if their inputs are not.
 _SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split mean sum pad".split())
 
 
@@ -35,7 +35,7 @@ def find_layers(graph: Graph, softmax: bool = True) -> None:
         op.facts.first, op.facts.top = node not in behind, node not in above
         op.facts.positive = bool(op.sources) and positive.issuperset(op.sources)
         op.facts.rectified = reader is not None and reader.family in ("relu", "relu6")
-    for node, op in layers.items():  # what is after one layer is not before another
+    for node, op in layers.items():  # an op after one layer is not before another
         _find_parts(graph, node, op, graph.below)
 
 
@@ -48,7 +48,7 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
     for node, op in graph.ops.items():
         if op.family in ("mul", "div", *WEIGHTED):
             facts_of(op).constant = tuple(each not in data for each in graph.below[node] if each is not None)
-        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
+        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # apart from weights
         reader = graph.only_reader(node) if op.family in (*WEIGHTED, "add") and reads_one else None
         if reader is not None:
             adds_bias = reader.family == "add" and reader.data_count == 1
@@ -134,7 +134,7 @@ def layer_of(op: Op, c: Tensor, composite: Composite) -> Layer:
 
 
 def _replayed(op: Op, start: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """An op's output if the network's inputs were others."""
+    """An op's output for other inputs of the network."""
     if op.family == "input":
         return start(op.shape)
     return first(op.call(*([_replayed(each, start) for each in op.sources] or map(start, op.input_shapes))))

@@ -1,4 +1,4 @@
-"""The padding trick: a zero-padded convolution does not pass gradient at outputs that saw its padding."""
+"""The padding trick: a convolution passes no gradient at outputs whose window reaches into zero padding."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rectgrad.ops.windows import Region, clear_of_padding, per_dim
 def masked_padding() -> Rule:
     """R zeroed where the window reaches into the zero padding, then the ordinary gradient.
 
-    Padding is the convolution's own and that of a zero `F.pad` just before it, together. Where the mask
-    would leave nothing of a map, it is not applied.
+    Padding is the convolution's own and that of a zero `F.pad` just before it, together. If the mask would
+    zero a whole map, it is not applied.
     """
     return Rule(_apply, "masked_padding", reads="shapes", concerns=padded, takes_sparse=True, checks=True)
 
@@ -24,14 +24,14 @@ def _apply(op: Op, R: Any) -> Any:
 
 
 def padded(op: Op) -> bool:
-    """Whether a convolution may see zero padding at all."""
+    """Whether the windows of a convolution may reach into zero padding."""
     padding = op.linear.geometry.padding if isinstance(op.linear, Conv) else op.argument("padding", 0)
     own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
     return own or (bool(op.sources) and op.sources[0].family == "pad")
 
 
 def passing_region(op: Op) -> Region | None:
-    """The output positions that keep their gradient; None where all do."""
+    """The output positions that keep their gradient; None if all do."""
     geometry = _geometry(op)
     dims = len(geometry[0])
     return _region(op.input_shapes[0][-dims:], op.shape[-dims:], geometry, _pad_before(op, dims))

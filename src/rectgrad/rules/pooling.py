@@ -1,4 +1,4 @@
-"""The proportional redistribution rule (PRR): max pooling shares gradient instead of picking a winner."""
+"""The proportional redistribution rule (PRR): max pooling distributes the gradient among its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def proportional_pooling() -> Rule:
 
     def apply(op: Op, R: Tensor) -> Any:
         grad, total = proportional(op.inputs[0], R, _windows(op))
-        if total.is_cuda or bool((total < 0).any()):  # to ask a GPU is to wait for it
+        if total.is_cuda or bool((total < 0).any()):  # reading from a GPU would wait for it
             (plain,) = op.vjp(torch.where(total < 0, R, 0))
             grad = grad + plain
         return grad

@@ -30,7 +30,7 @@ def score(op: Op, R: Tensor, rule: str = "PR1", eps: float = 0.0, gate: ClassGat
 
 
 def compared(op: Op, rule: str) -> str:
-    """Which of PR1 to PR4 acts on an op."""
+    """The rule, PR1 to PR4, that applies to an op."""
     return rule if rule != "mod" else "PR1" if op.facts.last else "PR2"
 
 
@@ -55,7 +55,7 @@ def rectified(
             return _written_out(op, R)
         k = None if tau is not None else rank(R.numel() // op.batch, q)
         a, kind = op.output, compared(op, rule)
-        if gate is not None:  # the percentile of scores of at least 0 is at least 0, and else the same
+        if gate is not None:  # the percentile of non-negative scores is not negative
             s, kind = score(op, R, rule, gate=gate), "PR3"
             a = s.clamp(min=0) if s is op.output or s is R else s.clamp_(min=0)
         return op.backend.rectify(a, R, op.batch, k, tau, kind, op.state.sums)

@@ -32,7 +32,7 @@ def lrp_rules(composite: Composite) -> dict[str, Rule]:
     rules: dict[str, Rule] = dict.fromkeys("max_pool avg_pool sum add".split(), linear)
     activation = Rule(_activation, "lrp_activation")
     rules |= dict.fromkeys((*ops.RECTIFIERS, "squash", "unary", "softmax", "log_softmax"), activation)
-    # Models overwrite what a ReLU and a batch norm read and return: to keep it would mean a copy.
+    # Models overwrite the inputs and outputs of ReLUs and batch norms: keeping them would need copies.
     rules |= {"relu": replace(activation, reads="output"), "batch_norm": replace(linear, reads="inputs")}
     rules |= {"mul": Rule(_product, "lrp_product"), "div": Rule(_division, "lrp_division")}
     rules |= {part: _unless_merged(rules[part], composite) for part in ("add", "batch_norm", "mul", "div")}
@@ -70,7 +70,7 @@ def lrp_linear(epsilon: float) -> Rule:
             R = stabilised(R, z, epsilon, op.state.absorbed, lambda: _constant(op))
         return op.vjp(R) if op.data_count == 1 or op.family == "add" else _product(op, R)
 
-    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # what is not finite stays so, and is noticed later
+    return Rule(apply, "lrp_epsilon", checks=epsilon > 0)  # non-finite values are kept, and detected later
 
 
 def lrp_layer(composite: Composite, convolution: bool) -> Rule:
@@ -148,11 +148,11 @@ def lrp_norm(epsilon: float) -> Rule:
 
 
 def _constant(op: Op) -> Tensor:
-    """What a linear step makes of 0."""
+    """The output of a linear step for an input of 0."""
     return first(op.call(*map(torch.zeros_like, op.inputs)))
 
 
 def absorbed_by_constants(op: Op, R: Tensor) -> None:
-    """Note the relevance of constants that a step without a rule joins to its data, such as a class token."""
+    """Records the relevance of constants that a step without a rule adds, such as a class token."""
     if op.family not in op.state.rules and (constant := _constant(op)).shape == R.shape:
         absorb(op.state.absorbed, lambda: (kernel.product(R, constant), 0))

@@ -63,7 +63,7 @@ def winner(op: Op, R: Tensor) -> Any:
 
 
 def largest(op: Op, R: Tensor) -> Any:
-    """Of two tensors, or along a dimension as max pooling."""
+    """The maximum of two tensors, or along a dimension as in max pooling."""
     if op.data_count == 1:
         same = op.output.shape == op.inputs[0].shape and len(op.args) > 1 and torch.is_tensor(op.args[1])
         return rescale(op, R) if same or op.name in ("maximum", "minimum") else winner(op, R)
@@ -79,7 +79,7 @@ def division(op: Op, R: Tensor) -> Any:
 
 
 def _given(op: Op, i: int) -> Any:
-    """The i-th operand as it was passed, a slot where it is data."""
+    """The i-th operand as it was passed: a slot if it is data."""
     return op.args[i] if i < len(op.args) else op.kwargs[("input", "other")[i]]
 
 
