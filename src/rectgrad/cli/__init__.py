@@ -73,7 +73,7 @@ def _tune_process() -> None:
     clears the same pages for the next layer (a tenth of the time of the command).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**30)):
             ctypes.CDLL(None).mallopt(option, value)
 
@@ -135,14 +135,14 @@ class CommandExit(SystemExit):
 @_ended_by_second_interrupt()
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # of paths that are not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # for paths that are not UTF-8
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         _interrupted()
     except CommandExit:
         raise
-    except SystemExit as error:  # no results may be missing behind a status of 0
+    except SystemExit as error:  # a status of 0 would hide missing results
         _fail(f"the code of the model called sys.exit({error.code!r})")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -106,8 +106,8 @@ def explain_command(
     network = shared.network(model, weights, labels, device, target)
     work = Explain(configured, network.target, dark, specificity, only, smooth)
     made_from = shared.code_of(model)
-    # A model of the user's may keep something between its layers that another call would overwrite. A single
-    # batch gets all threads.
+    # A user's model may keep state between its layers that a concurrent call would overwrite. A single batch
+    # gets all threads.
     built_in = network.model.name in MODELS and network.device == "cpu"
     in_pairs = built_in and configured.one_backward and len(sources) > batch_size
     plan = Plan(network.model, work, out, maps, batch_size, network.device, made_from, again, in_pairs)

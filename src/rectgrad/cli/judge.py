@@ -80,7 +80,7 @@ def judge(
     loaded.module.to(resolved := shared.resolve_device(device))
     shared.check_alone(loaded, resolved)
     shared.prepare_output(out)
-    # A built-in network with weights of one's own was trained on the dataset if the classes are as many.
+    # A built-in network with the user's weights was trained on the dataset if the numbers of classes agree.
     fits = data is not None and weights is not None and len(data.classes) == len(loaded.labels)
     network = Network.of(
         loaded, labels=data.classes if data is not None and fits and labels is None else None
@@ -88,7 +88,7 @@ def judge(
     if weights is not None:
         network = replace(network, name=f"{network.name} ({weights.name})")
     objects = masks if masks is not None or test is None else _masks(test)
-    with files.exclusive(out, lambda: waits(out)):  # verdict.json and verdict.html are of one run
+    with files.exclusive(out, lambda: waits(out)):  # both files of the verdict are from one run
         verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]

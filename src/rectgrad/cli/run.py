@@ -1,7 +1,7 @@
 """Runs a command over many photos: decodes ahead, computes in batches, draws and writes in the background.
 
-Networks that are known to allow it explain two batches at a time, each on half of the threads: alone, a batch
-leaves cores idle between its layers and in its small ones (1.3 times the photos a second on two cores).
+Built-in networks explain two batches at a time, each on half of the threads: a single batch leaves cores idle
+between layers and in small ones (1.3 times as many photos per second on two cores).
 
 A result consists of NAME.png, NAME.json (the network's answer and all settings), a thumbnail and, optionally,
 the raw maps. Files are written atomically, the JSON file last. An interrupted run resumes: a result is reused
@@ -36,7 +36,7 @@ from rectgrad.photos.files import Source
 from rectgrad.photos.stream import batches, prefetch
 
 Json = dict[str, Any]
-_WRITERS = 2  # threads that draw and write results; more would only take turns with the network
+_WRITERS = 2  # threads that draw and write results; more would only compete with the network
 Done = Callable[[Source, Any], None]  # called with the record of a photo, or the error of an unreadable file
 
 
@@ -97,7 +97,7 @@ def run(plan: Plan, sources: Iterable[Source], done: Done) -> int:
         try:
             return _run(plan, network, sources, done)
         except Exception:
-            shared.check_alone(plan.model, plan.device)  # a fault of the model is not one of rectgrad
+            shared.check_alone(plan.model, plan.device)  # reports an error of the model itself
             raise
 
 

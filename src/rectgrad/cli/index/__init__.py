@@ -69,8 +69,8 @@ def _stored(out: Path) -> dict[str, Json]:
 
 
 def _is_shown(record: Json, picture: str) -> bool:
-    """Whether this is the record of that picture. Other files may be in the folder, also results of another
-    run in a folder of their own, whose pictures have their names from there."""
+    """Whether this is the record of that picture. The folder may contain other files, and subfolders with the
+    results of other runs, whose records name pictures relative to the subfolder."""
     try:
         same = folded(record["picture"]) == folded(picture)  # file systems normalise names
         return same and bool(_card(record) + _made_by([record]) + _caution([record]))

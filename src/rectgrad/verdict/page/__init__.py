@@ -82,7 +82,7 @@ def _claims(record: Json) -> str:
 
 
 def _failures(record: Json) -> str:
-    own = [each for each in record["failures"] if each["kind"] != "question"]  # said beside the question
+    own = [each for each in record["failures"] if each["kind"] != "question"]  # shown beside the question
     items = "".join(f"<li><b>{escape(e['what'])}</b>: {escape(e['why'])}</li>" for e in own)
     return f"<ul>{items}</ul>" if items else ""
 

@@ -28,7 +28,7 @@ def ranks(record: Json) -> str:
 
 
 def agreement(record: Json) -> str:
-    """How far two measures put the rows in the same order."""
+    """The agreement between the rankings of rows by two measures."""
     found = record["ranks"]["agreement"]
     if len(found) < 2:
         return ""
@@ -69,7 +69,7 @@ def matched(record: Json) -> str:
 
 
 def pairs(record: Json) -> str:
-    """Differences between methods, and how many photos would tell them apart."""
+    """Differences between methods, and the numbers of photos needed to distinguish them."""
     ranked = [name for name, about in record["measures"].items() if about["question"]]
     own = [
         p for p in record["pairs"] if p["measure"] in ranked and {p["a"], p["b"]} <= record["methods"].keys()
