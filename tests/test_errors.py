@@ -210,6 +210,10 @@ def test_a_misspelt_name_is_recognised():
         rectgrad.attribute(NET.module, X, "salency")
     with says(ValueError, "unknown model 'cifar10_cn'; did you mean 'cifar10_cnn'? models are "):
         rectgrad.models.load("cifar10_cn")
+    with says(ValueError, "unknown method 'GradCAM'; did you mean 'gradcam'?"):
+        rectgrad.attribute(NET.module, X, "GradCAM")
+    with says(ValueError, "unknown model 'efficientnet'; did you mean 'efficientnet_lite0'?"):
+        rectgrad.models.load("efficientnet")
     with says(ValueError, "unknown model 'alexnet'; models are "):
         rectgrad.models.load("alexnet")
 

@@ -27,6 +27,29 @@ def tiny() -> ImageModel:
     )
 
 
+def for_grey() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+
+
+class Named(nn.Module):
+    """Returns a dict."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": x.mean((2, 3)).relu()}
+
+
+def without_weights() -> nn.Module:
+    return nn.Linear(3, 2, device="meta")
+
+
+class OneOutput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu().mean((1, 2, 3))
+
+
+no_function = OneOutput()
+
+
 class Slow(nn.Module):
     """Takes its time, so that a test can interrupt it."""
 

@@ -1,7 +1,7 @@
-"""rectgrad: what a neural network looked at, without the noise.
+"""rectgrad: shows what a neural network looked at, without the noise.
 
-The public list, nothing else. Names are imported when they are first used, so that the command line can
-answer `--help` without loading torch.
+This file contains only the list of public names. Names are imported when they are first used, so that the
+command line can answer `--help` without loading torch.
 """
 
 import importlib

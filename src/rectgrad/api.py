@@ -50,7 +50,7 @@ Rules = Mapping[str, Callable[[Op, Tensor], Tensor | tuple[Tensor | None, ...]]]
 
 
 def chosen(method: str | Method, options: Mapping[str, OptionValue]) -> Method:
-    """The method of a call. Refuses a percentile that was given as a fraction, q=0.98 for q=98."""
+    """The method of a call. A percentile given as a fraction, q=0.98 for q=98, is an error."""
     q = options.get("q")
     found = as_method(method, dict(options))
     if isinstance(q, float) and 0.5 <= q < 1:
@@ -72,12 +72,12 @@ def attribute(
     batch_size: int | None = None,
     **options: OptionValue,
 ) -> Inputs:
-    """What `model` looked at in `inputs`: a tensor of the same shape (a tuple for a tuple).
+    """The attribution of a model's score to its inputs: a tensor of their shape (a tuple for a tuple).
 
     method: a name in METHODS, with its options as keywords, or an instance. target: the class to explain, an
     int or one for each sample; None for each sample's largest output; or a callable from the model's output
     to (N,) scores. forward_args, forward_kwargs: further arguments of the model; those with one row for each
-    sample are cut along with the inputs. batch_size: explain this many samples at a time.
+    sample are split with the inputs. batch_size: explain this many samples at a time.
 
         maps = rectgrad.attribute(model, images, "rectgrad", target=281, q=95)
     """
@@ -156,7 +156,7 @@ class Record(Generic[Inputs]):
 
 
 def _shapes(values: Any) -> str:
-    """The shapes of the tensors in a value, for a person."""
+    """The shapes of the tensors in a value, as readable text."""
     shapes = [" × ".join(map(str, x.shape)) or "scalar" for x in tensors_in(values)]
     return ", ".join(shapes) or type(values).__name__
 
@@ -300,7 +300,7 @@ def propagate(rules: Rules) -> Iterator[Trace]:
         yield recorder.trace
     if rules and not any(row.op and row.family in rules for row in recorder.trace.rows):
         met = ", ".join(sorted({row.family or row.name for row in recorder.trace.rows})) or "nothing"
-        warnings.warn(f"no rule will act: none of {', '.join(rules)} was met, only {met}", stacklevel=3)
+        warnings.warn(f"no rule will act: the model has no {' or '.join(rules)}, only {met}", stacklevel=3)
 
 
 def _check_rules(rules: Any) -> None:
@@ -315,7 +315,7 @@ def _check_rules(rules: Any) -> None:
 
 
 def unwrap(model: Any) -> tuple[Any, torch.device | None]:
-    """The module inside a wrapper that would hide it, and the device that the wrapper sends inputs to."""
+    """The module inside a wrapper such as DataParallel, and the device to which the wrapper sends inputs."""
     if not callable(model):
         if isinstance(getattr(model, "module", None), nn.Module):
             raise TypeError(
@@ -347,7 +347,7 @@ def _request(model: Any, inputs: Any, target: Any, args: Args, kwargs: Kwargs | 
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"forward_kwargs must be a dict of further arguments, not {type(kwargs).__name__}")
     inner, device = unwrap(model)
-    if isinstance(target, Tensor):  # to ask a device for the classes while it is at work is to wait for it
+    if isinstance(target, Tensor):  # reading the classes from a device would wait for it
         target = target.cpu()
     return Request(inner, tensors, tuple(args), dict(kwargs or {}), target, device=device)
 
@@ -361,7 +361,7 @@ def _chunk(batch_size: Any, n: int) -> int:
 
 
 def _parts(request: Request, method: Method, size: int) -> list[Maps]:
-    """The samples, so many at a time; half as many where memory is not enough."""
+    """Explains `size` samples at a time, and half as many if memory runs out."""
     parts: list[Maps] = []
     start, wanted = 0, size
     while start < request.n:
@@ -373,14 +373,14 @@ def _parts(request: Request, method: Method, size: int) -> list[Maps]:
             start += size
     if size < wanted:
         warn(
-            f"memory was not enough for {min(wanted, request.n)} samples at once: {size} were explained at a "
-            f"time; batch_size={size} does so from the start"
+            f"not enough memory for {min(wanted, request.n)} samples at once, so {size} were explained at a "
+            f"time; pass batch_size={size} to start with that"
         )
     return parts
 
 
 def _part_or_none(request: Request, method: Method, start: int, size: int) -> Maps | None:
-    """None where memory was not enough and fewer samples may do."""
+    """None if memory ran out and fewer samples may fit."""
     try:
         return _part(request, method, start, size)
     except Exception as error:
@@ -389,7 +389,7 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
         if min(size, request.n - start) == 1:
             raise
         if request.region is not None and request.region.trains:
-            warn("samples see each other in training mode, so they are not cut; batch_size=N would do so")
+            warn("in training mode, a batch is not split automatically; pass batch_size=N to split it")
             raise
     if request.region is not None:
         request.region.restore()
@@ -476,7 +476,7 @@ def _check_model(request: Request, method: Method) -> None:
 
 
 def _refuse(request: Request, method: Method) -> None:
-    """No rule reaches into scripted or quantised modules; a model without its weights has no gradient."""
+    """Rules cannot reach into scripted or quantised modules, and a lazy module has no weights."""
     has_rules, region = method.uses_rules, request.region
     assert region is not None
     if not region.lazy and not any(

@@ -1,4 +1,4 @@
-"""What can be told about a model and its inputs without the engine. Errors name what would be right."""
+"""Checks of a model and its inputs that do not need the engine. Errors say what would be valid."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from torch.nn.parameter import is_lazy
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """An error for a name that does not exist: a similar name, if any, and all names."""
     valid = list(known)
-    near = difflib.get_close_matches(name, valid, 1, 0.7)
-    similar = f"did you mean {near[0]!r}? " if near else ""
+    ratios = [difflib.SequenceMatcher(None, _plain(name), _plain(each)).ratio() for each in valid]
+    best = max(ratios, default=0.0)
+    similar = f"did you mean {valid[ratios.index(best)]!r}? " if best >= 0.7 else ""
     return f"unknown {kind} {name!r}; {similar}{kind}s are {', '.join(valid)}"
+
+
+def _plain(name: str) -> str:
+    """GradCAM, grad-cam and gradcam are the same name."""
+    return re.sub("[-_ ]", "", name).lower()
 
 
 def check_input(x: Any, first: Any) -> None:
@@ -42,7 +48,7 @@ def check_input(x: Any, first: Any) -> None:
 
 
 def _instead_of(x: object) -> str:
-    """What to do with something that is no tensor."""
+    """What to pass instead of something that is not a tensor."""
     if isinstance(x, (list, tuple)):
         return "stack tensors with torch.stack(inputs), and give pictures to rectgrad.explain(inputs, model)"
     if hasattr(x, "__array__") and not hasattr(x, "getbands"):
@@ -51,7 +57,7 @@ def _instead_of(x: object) -> str:
 
 
 def lacks_samples(model: object, inputs: Sequence[Tensor], error: BaseException) -> str | None:
-    """What is wrong if a model failed on an input with one dimension less than its first layer takes."""
+    """The error if a model failed because its inputs lack the batch dimension; None otherwise."""
     if isinstance(error, ValueError) and not _SHAPE_ERROR.search(str(error)):
         return None
     layers = model.modules() if isinstance(model, nn.Module) else ()
@@ -70,7 +76,7 @@ _SHAPE_ERROR = re.compile(r"expected \dD|the model returned shape")
 
 
 def strange(kind: type, has_rules: bool) -> str | None:
-    """What is wrong with modules of a class."""
+    """Why modules of this class are not supported; None if they are."""
     if has_rules and issubclass(kind, torch.jit.ScriptModule):
         return "a scripted module, whose inside cannot be seen; use the original Python module"
     if "quantized" in kind.__module__:
@@ -78,7 +84,7 @@ def strange(kind: type, has_rules: bool) -> str | None:
     return None
 
 
-_SETTLED = (Tensor, nn.Parameter)  # certainly not lazy
+_SETTLED = (Tensor, nn.Parameter)  # never lazy
 
 
 def unsupported_module(module: nn.Module, has_rules: bool) -> str | None:

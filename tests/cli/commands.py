@@ -7,7 +7,8 @@ import numpy as np
 from PIL import Image
 
 HERE = Path(__file__).parents[1]
-TINY = f"{HERE / 'tiny_model.py'}:tiny"
+FILE = HERE / "tiny_model.py"
+TINY = f"{FILE}:tiny"
 
 
 def photo(path, size=(48, 40), seed=0):

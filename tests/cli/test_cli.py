@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rectgrad
-from commands import TINY, photo
+from commands import FILE, TINY, photo
 from rectgrad import cli
 from rectgrad.cli import COMMANDS
 from rectgrad.cli import progress as bars
@@ -68,6 +68,30 @@ ERRORS = {
     "no such class": (["explain", "--model", TINY, "--target", "horse"], "horse"),
     "ambiguous class": (["explain", "--model", TINY, "--target", "blue"], "blue bird"),
     "class out of range": (["explain", "--model", TINY, "--target", "7"], "7"),
+    "a model for grey pictures": (
+        ["explain", "photo.png", "--model", f"{FILE}:for_grey"],
+        "fails on an input of shape (1, 3, 224, 224) and type torch.float32 (RuntimeError: Given groups=1",
+    ),
+    "a model that returns a dict": (
+        ["compare", "photo.png", "--model", f"{FILE}:Named"],
+        "returns a dict, not the scores of the classes",
+    ),
+    "a model for grey pictures in the explorer": (
+        ["app", "--model", f"{FILE}:for_grey"],
+        "(RuntimeError: Given",
+    ),
+    "a model for grey pictures to judge": (
+        ["judge", "photo.png", "--model", f"{FILE}:for_grey"],
+        "(RuntimeError: Given groups=1",
+    ),
+    "a model without weights": (
+        ["explain", "photo.png", "--model", f"{FILE}:without_weights"],
+        "create it on the CPU",
+    ),
+    "a device that torch lacks": (
+        ["explain", "photo.png", "--model", TINY, "--device", "meta"],
+        "device 'meta' is not available: this installation",
+    ),
     "bad device": (["explain", "--model", TINY, "--device", "quantum"], "unknown device 'quantum'"),
     "empty name": (["explain", ""], "empty"),
     "too few names": (

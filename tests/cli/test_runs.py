@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from PIL import Image
 
 import graphs
 import rectgrad
-from commands import HERE, TINY, photo, resident, size_of
+from commands import FILE, HERE, TINY, photo, resident, size_of
 from rectgrad import photos
 from rectgrad.cli.explain import Explain
 from rectgrad.cli.run import Plan
@@ -140,6 +141,20 @@ def test_pairs_of_batches_give_the_results_of_one_after_the_other(run, tmp_path,
         a, b = (json.loads(Path(out, f"{i}.json").read_text()) for out in ("pairs", "single"))
         assert a["specificity"] == pytest.approx(b["specificity"], abs=0.02)
         assert (a["target"]["index"], a["photo"]) == (b["target"]["index"], b["photo"])
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_single_batch_has_all_threads(run, tmp_path, monkeypatch):
+    threads = []
+    explain = Explain.explain
+
+    def explained(*given):
+        threads.append(torch.get_num_threads())
+        return explain(*given)
+
+    monkeypatch.setattr(Explain, "explain", explained)
+    run("explain", photo(tmp_path / "a.png"), photo(tmp_path / "b.png", seed=1), "--model", "cifar10_cnn")
+    assert threads == [2]
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -504,12 +519,38 @@ def test_a_warning_is_in_the_record_and_the_page_not_on_the_terminal(run, tmp_pa
     status, out, err = run("explain", "photos", "--model", TINY, "--out", "r", "--tau", "1e9")
     assert (status, [line for line in err.splitlines() if "explaining" not in line]) == (0, [])
     first, second = map(json.loads, Path("r/explained.jsonl").read_text().splitlines())
-    assert "passed nothing above tau" in first["warnings"][0]
+    assert first["warnings"][0].startswith("the map is zero: layer '3'")  # the photo, not "sample 0"
     assert first["specificity"] is second["specificity"] is None
     assert second["notes"][0] == "Specificity –: the map is zero."
     assert "passed nothing above tau" in second["warnings"][0]
     assert "2 with warnings" in out
     assert Path("r/index.html").read_text().count('class="warning"') == 2
+
+
+def test_a_single_output_has_no_confidence(run, tmp_path):
+    model = f"{FILE}:no_function"  # a network in the file is as good as a function that returns one
+    status, out, _ = run("explain", photo(tmp_path / "a.png"), "--model", model, "--method", "saliency")
+    assert (status, "nan" in out) == (0, False)
+    record = json.loads(Path("explained/a.json").read_text(), parse_constant=pytest.fail)
+    assert record["target"] == {"index": 0, "name": "output", "confidence": None}
+    page = Path("explained/index.html").read_text()
+    assert 'data-confidence=""' in page
+    assert "confidence <b>–</b>" in page
+
+
+def test_the_next_step_is_about_the_same_model_and_class(run, tmp_path):
+    common = (photo(tmp_path / "a b.png"), "--model", TINY, "--target", "blue bird")
+    _, out, _ = run("explain", *common, "--q", "60")
+    command = out.splitlines()[-1].partition("  (")[0].partition(" rectgrad ")[2] or out.splitlines()[-1]
+    for part in (f"--model {shlex.quote(TINY)}", "--target 'blue bird'", "a b.png'"):
+        assert part in command
+
+
+def test_an_error_names_the_file_that_was_to_be_written(run, tmp_path):
+    (tmp_path / "r" / "a.png").mkdir(parents=True)
+    status, _, err = run("explain", photo(tmp_path / "a.png"), "--model", TINY, "--q", "60", "--out", "r")
+    assert status == 2
+    assert err.strip().endswith("r/a.png")
 
 
 def test_overlay_or_map_alone_and_smoothed(run, tmp_path):

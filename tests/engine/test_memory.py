@@ -73,7 +73,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20,) * 2)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     maps = rectgrad.attribute(net, x, "rectgrad", target=1)
-assert any("memory was not enough for 64 samples" in str(w.message) for w in said), said
+assert any("not enough memory for 64 samples" in str(w.message) for w in said), said
 assert torch.allclose(maps[:2], first, atol=1e-6)
 """
 

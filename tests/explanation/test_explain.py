@@ -182,7 +182,7 @@ def test_a_warning_about_one_picture_is_not_given_to_the_others():
     x = torch.rand(2, 3, 2, 2)
     net[1].bias.data.zero_()
     x[1] *= 1e-6
-    with pytest.warns(UserWarning, match="sample 1"):
+    with pytest.warns(UserWarning, match="^the map is zero: layer '2'"):
         first, second = rectgrad.explain(x, net, tau=1e-3)
     assert not first.warnings
     assert second.warnings
@@ -197,10 +197,12 @@ def test_every_picture_without_a_map_has_its_warning(tau):
     net[1].bias.data.zero_() if tau else net[1].bias.data.fill_(1e-3)
     x[[1, 4, 11]] *= 1e-6 if tau else 0
     net[3].weight.data.abs_().fill_(0.1)
-    words = "is zero: layer" if tau else "sample 1 is zero, and so are those of 4, 11: layer"
-    with pytest.warns(UserWarning, match=words) as raised:
+    with pytest.warns(
+        UserWarning, match="^the map is zero: layer '2' with 60 units passed nothing"
+    ) as raised:
         found = rectgrad.explain(x, net, tau=tau, batch_size=12)
     assert [i for i, each in enumerate(found) if each.warnings] == [1, 4, 11]
+    assert all(text.startswith("the map is zero: layer") for i in (1, 4, 11) for text in found[i].warnings)
     assert len(raised) == (3 if tau else 1)
 
 
@@ -211,13 +213,13 @@ def test_a_picture_in_which_nothing_speaks_for_the_class():
         net[0].weight.fill_(1), net[3].weight.fill_(1), net[3].weight[1].fill_(-1)
     x = torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + 0.1
     x[2] *= 1e-6
-    with pytest.warns(UserWarning, match="speaks for .hammer.$|sample 2 is zero") as raised:
+    with pytest.warns(UserWarning, match="speaks for .hammer.$|map is zero") as raised:
         found = rectgrad.explain(
             x, net.eval(), "rectgrad_gated", target=[1, 0, 0], labels=["nail", "hammer"], tau=1e-3
         )
     assert found[0].warnings == ("nothing in the picture speaks for 'hammer'",)
     assert found[1].warnings == ()
-    assert "sample 2 is zero: layer '1' with 16 units passed nothing above tau" in found[2].warnings[0]
+    assert "the map is zero: layer '1' with 16 units passed nothing above tau" in found[2].warnings[0]
     assert [str(each.message) for each in raised] == [*found[0].warnings, *found[2].warnings]
     with pytest.warns(UserWarning, match="nothing in the input speaks for the class"):
         rectgrad.explain(x[0], net, "rectgrad_gated", target=rectgrad.contrast(1, 0))

@@ -444,7 +444,7 @@ def test_a_map_without_excitation_names_the_layer_where_it_ends():
         first.weight.fill_(1)
         last.weight.copy_(torch.tensor([[-1.0, -2, -3], [1, 2, -3]]))
     model, x = nn.Sequential(first, nn.ReLU(), last).eval(), torch.tensor([[1.0, 2], [-1, -2]]).double()
-    with pytest.warns(UserWarning, match="sample 0 is zero: it ends at layer '2', where none of its inputs"):
+    with pytest.warns(UserWarning, match="sample 0 is zero: it ends at layer '2', where no positive input"):
         assert not rectgrad.attribute(model, x, "excitation_backprop", target=0).any()
     with pytest.warns(UserWarning, match="sample 1 is zero: it ends at layer '2'"):
         maps = rectgrad.attribute(model, x, "excitation_backprop", target=1)

@@ -93,6 +93,6 @@ def test_a_map_that_the_padding_trick_emptied_says_so():
     net = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)).eval()
     x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(37))
     for explained in (rectgrad.attribute, lambda net, x: rectgrad.record(net, x).attribute()):
-        with pytest.warns(UserWarning, match=r"sample 0 is zero: .* padding; padding_trick=False keeps it"):
+        with pytest.warns(UserWarning, match=r"sample 0 is zero: .* padding; padding_trick=False keeps them"):
             assert not explained(net, x).any()
     assert rectgrad.attribute(net, x, padding_trick=False).any()

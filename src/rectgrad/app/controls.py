@@ -132,7 +132,8 @@ def evaluations(method: Method) -> int | None:
 
 
 def check(method: Method) -> None:
-    """Refuses what takes too much time or memory. The page does not offer it, but anyone can ask."""
+    """Raises an error for settings that take too much time or memory. The page does not offer them, but any
+    client can send them."""
     check_count(evaluations(method))
     over, cells = getattr(method, "over", None), getattr(method, "cells", 0)
     if isinstance(over, Method) and is_slow(over):

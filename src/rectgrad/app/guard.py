@@ -1,6 +1,5 @@
-"""What every request has to pass before a route sees it: host name, origin, password, size, number and time.
-
-It also cancels a request whose client has gone.
+"""The checks that every request passes before a route sees it: host name, origin, password, size, number and
+time. Also cancels requests whose client has disconnected.
 """
 
 from __future__ import annotations

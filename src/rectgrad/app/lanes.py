@@ -44,7 +44,7 @@ class Usage:
             self._used[name] += seconds
 
     def of(self, item: Item) -> tuple[float, float]:
-        """Addresses share first, then the sessions of an address: many sessions do not get more."""
+        """Time is shared among addresses, then among their sessions: many sessions get no more."""
         return min((self._used.get(a, 0.0), self._used.get(s, 0.0)) for a, s in item.owners)
 
 
@@ -98,7 +98,8 @@ class Lane:
 
     @contextlib.contextmanager
     def paused(self, item: Item) -> Iterator[None]:
-        """For a running computation that has to wait for another one, perhaps of this lane: others go on."""
+        """For a running computation that waits for another one, perhaps in this lane: others run
+        meanwhile."""
         with self._changed:
             self._paused.append(item)
             self._release(item)

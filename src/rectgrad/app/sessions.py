@@ -107,8 +107,8 @@ class Sessions:
             self._idle_longest(Session.stored).delete_oldest()
 
     def _idle_longest(self, share: Callable[[Session], int]) -> Session:
-        """Of the network address with the largest share, the session that was idle longest and has one: a
-        visitor can displace others only if they share an address."""
+        """Of the address with the largest share, the session that was idle longest and has one. Visitors can
+        only displace others who share their address."""
         shares: Counter[str] = Counter()
         for session in self._sessions.values():
             shares[session.owner[0]] += share(session)

@@ -66,7 +66,8 @@ class Task:
             if self.stopped:
                 raise
             raise ValueError(
-                f"This takes too long: it was stopped after {self.seconds:.0f} seconds. Ask for fewer inputs."
+                f"This takes too long: it was stopped after {self.seconds:.0f} seconds. "
+                "Reduce the number of samples, steps or masks."
             ) from None
         finally:
             progress.reset(token)

@@ -73,7 +73,7 @@ def _tune_process() -> None:
     clears the same pages for the next layer (a tenth of the time of the command).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**30)):
             ctypes.CDLL(None).mallopt(option, value)
 
@@ -135,14 +135,14 @@ class CommandExit(SystemExit):
 @_ended_by_second_interrupt()
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # of paths that are not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # for paths that are not UTF-8
     try:
         status = app(standalone_mode=False)
     except KeyboardInterrupt:
         _interrupted()
     except CommandExit:
         raise
-    except (SystemExit, BrokenPipeError) as error:  # no results may be missing behind a status of 0
+    except (SystemExit, BrokenPipeError) as error:  # a status of 0 would hide missing results
         # A closed pipe, as of `rectgrad models | head -1`; the argument parser reports it as SystemExit.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             _fail(f"the code of the model called sys.exit({error.code!r})")
@@ -180,7 +180,8 @@ def _message(error: Exception) -> str:
         valid = f" The commands are {', '.join(COMMANDS)}." if "No such command" in str(error) else ""
         return " ".join(error.format_message().split()) + valid
     if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
+        name = error.filename2 or error.filename  # of a renaming, the file that was to be written
+        where = f": {name}" if name else ""
         return f"{error.strerror or error}{where}"
     if isinstance(error, (ValueError, TypeError)) or type(error).__name__ in _EXPECTED:
         return with_option_names(" ".join(str(error).split()))

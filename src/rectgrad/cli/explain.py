@@ -8,7 +8,7 @@ import shlex
 import shutil
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +28,7 @@ from rectgrad.methods.catalog import name_of, plain_value
 from rectgrad.models import MODELS
 from rectgrad.photos import names
 
+DEFAULT = "efficientnet_lite0"
 explain_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -70,7 +71,7 @@ def explain_command(
         "where"
     ),
     target: shared.Target = None,
-    model: shared.ModelName = "efficientnet_lite0",
+    model: shared.ModelName = DEFAULT,
     weights: shared.Weights = None,
     labels: shared.Labels = None,
     device: shared.Device = "auto",
@@ -105,8 +106,10 @@ def explain_command(
     network = shared.network(model, weights, labels, device, target)
     work = Explain(configured, network.target, dark, specificity, only, smooth)
     made_from = shared.code_of(model)
-    # A model of the user's may keep something between its layers that another call would overwrite.
-    in_pairs = network.model.name in MODELS and configured.one_backward and network.device == "cpu"
+    # A user's model may keep state between its layers that a concurrent call would overwrite. A single batch
+    # gets all threads.
+    built_in = network.model.name in MODELS and network.device == "cpu"
+    in_pairs = built_in and configured.one_backward and len(sources) > batch_size
     plan = Plan(network.model, work, out, maps, batch_size, network.device, made_from, again, in_pairs)
     shared.prepare_output(out)
     execute: Callable[..., int] = run
@@ -115,24 +118,33 @@ def explain_command(
     outcome = process("explain", plan, sources, as_json, execute)
     if not as_json and outcome.records:
         if len(sources) == 1:
-            _print_one(outcome.records[0], out, images)
+            again_with = {"--model": model, "--weights": weights, "--labels": labels, "--target": target}
+            _print_one(outcome.records[0], out, _command(images, again_with))
         else:
             _print_many(outcome, out)
     return shared.exit_status(outcome.broken, len(sources) > 1)
 
 
-def _print_one(record: Json, out: Path, images: list[str] | None) -> None:
+def _command(images: list[str] | None, given: Mapping[str, object]) -> str:
+    """The photo and the options that name the network and the class, for another command."""
+    chosen = [
+        f"{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value not in (None, DEFAULT)
+    ]
+    return " ".join(["PHOTO" if images is None else shlex.quote(names.readable(images[0])), *chosen])
+
+
+def _print_one(record: Json, out: Path, photo: str) -> None:
     """Prints the top five classes, the path of the picture, the specificity, and what to try next."""
     for candidate in record["top5"]:
-        print(f"{candidate['confidence']:7.1%}  {names.readable(candidate['name'])}")
+        confidence = "" if candidate["confidence"] is None else f"{candidate['confidence']:.1%}"
+        print(f"{confidence:>7}  {names.readable(candidate['name'])}")
     print(out / record["picture"])
     for note in record["notes"]:
         print(note)
-    print(_next_step(record, images))
+    print(_next_step(record, photo))
 
 
-def _next_step(record: Json, images: list[str] | None) -> str:
-    photo = "PHOTO" if images is None else shlex.quote(names.readable(images[0]))
+def _next_step(record: Json, photo: str) -> str:
     better = recommended("why this class")
     if record["caution"] and better != record["settings"]["method"]:
         return f"Next: {_program()} explain {photo} --method {better}  (why this class)"

@@ -63,6 +63,7 @@ def app(
     opened = server.listen(host, port)
     with opened:
         network = shared.network(model, weights, labels, device, None)
+        shared.check_alone(network.model, network.device)
         signal.signal(signal.SIGTERM, _terminate)  # runs the cleanup below
         temporary = server.TemporaryFolder()
         ended = True

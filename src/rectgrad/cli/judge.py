@@ -46,7 +46,7 @@ def judge(
     count: Annotated[
         int | None,
         typer.Option(
-            help="Number of photos, for every measure; default: those of the preset, which differ.",
+            help="Number of photos, for every measure; default: the numbers of the preset.",
             show_default=False,
         ),
     ] = None,
@@ -59,8 +59,9 @@ def judge(
     """Judge which methods to trust on a network and photos.
 
     Writes OUT/verdict.html, a page that needs no network connection, and OUT/verdict.json. Methods are
-    compared with each other and with maps that know nothing of the network. Finished parts are kept in
-    OUT/parts, so an interrupted run resumes. Of a dataset, test images are used, with the masks of `shapes`.
+    compared with each other and with controls that do not depend on the network. Finished parts are kept in
+    OUT/parts, so an interrupted run resumes. Of a dataset, test images are used; those of `shapes` have
+    masks.
 
     Example: rectgrad judge photos/ --methods rectgrad,saliency,gradcam --out verdict
 
@@ -76,9 +77,10 @@ def judge(
         shared.find_photos(images, out) if test is None else [Image.fromarray(each) for each in test.pixels]
     )
     loaded = load(model, weights=weights, labels=labels)
-    loaded.module.to(shared.resolve_device(device))
+    loaded.module.to(resolved := shared.resolve_device(device))
+    shared.check_alone(loaded, resolved)
     shared.prepare_output(out)
-    # A built-in network with weights of one's own was trained on the dataset if the classes are as many.
+    # A built-in network with the user's weights was trained on the dataset if the numbers of classes agree.
     fits = data is not None and weights is not None and len(data.classes) == len(loaded.labels)
     network = Network.of(
         loaded, labels=data.classes if data is not None and fits and labels is None else None
@@ -86,7 +88,7 @@ def judge(
     if weights is not None:
         network = replace(network, name=f"{network.name} ({weights.name})")
     objects = masks if masks is not None or test is None else _masks(test)
-    with files.exclusive(out, lambda: waits(out)):  # verdict.json and verdict.html are of one run
+    with files.exclusive(out, lambda: waits(out)):  # both files of the verdict are from one run
         verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]

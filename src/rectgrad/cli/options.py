@@ -21,7 +21,8 @@ from rectgrad.explanation.network import check_device
 from rectgrad.methods import Method, RectGrad
 from rectgrad.methods.catalog import METHODS, as_method, every_name, name_of
 from rectgrad.methods.options import offered, type_of
-from rectgrad.models import ImageModel, load
+from rectgrad.models import MODELS, ImageModel, load
+from rectgrad.models.errors import reason
 from rectgrad.photos import files
 from rectgrad.photos.files import Source
 from rectgrad.photos.names import readable
@@ -122,8 +123,34 @@ def network(name: str, weights: Path | None, labels: Path | None, device: str, t
     resolved = resolve_device(device)
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
         model = load(name, weights=weights, labels=labels)
-    model.module.to(resolved)
+    try:
+        model.module.to(resolved)
+    except NotImplementedError as error:
+        raise ValueError(f"{name} is on the meta device, without weights; create it on the CPU") from error
     return Network(model, resolved, None if target is None else model.find_class(target))
+
+
+def check_alone(model: ImageModel, device: str) -> None:
+    """Raises an error if a user's model itself fails on an input of its size, or returns no class scores."""
+    if model.name in MODELS:
+        return
+    inputs = torch.zeros(1, 3, *model.size, device=device)
+    try:
+        with torch.no_grad():
+            outputs = model.module(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"{model.name} fails on an input of shape {tuple(inputs.shape)} and type {inputs.dtype} "
+            f"({reason(error)}); wrap it in a module that takes such an input, or return an ImageModel of "
+            "another size"
+        ) from error
+    scores = getattr(outputs, "logits", outputs)
+    if not isinstance(scores, torch.Tensor) or scores.dim() not in (1, 2):
+        shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else ""
+        raise TypeError(
+            f"{model.name} returns a {type(scores).__name__}{shape}, not the scores of the classes, "
+            "(N, classes); wrap it in a module that returns them"
+        )
 
 
 def picture_methods(names: str, q: float) -> dict[str, Method]:

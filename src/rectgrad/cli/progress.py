@@ -50,7 +50,7 @@ def evaluating() -> Iterator[None]:
             told.reset(token)
 
 
-_live: list[Any] = []  # the display on the terminal: there can be one only
+_live: list[Any] = []  # the display on the terminal; there can be only one
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Maps = tuple[Tensor, ...]
 Inputs = TypeVar("Inputs", bound=Tensor | Maps)  # a tuple of inputs gives a tuple of maps
-Observe = Callable[[Op, Tensor], Any] | None  # a true answer ends the walk, but not autograd's backward pass
-OVERWRITTEN = "modified by an inplace operation"  # as autograd says it
+Observe = Callable[[Op, Tensor], Any] | None  # a true value ends the walk, but not autograd's backward pass
+OVERWRITTEN = "modified by an inplace operation"  # autograd's words
 
 
 class Plan:
@@ -81,7 +81,7 @@ class Pass:
 
     @property
     def ops(self) -> list[Op]:
-        """Those recorded, without the inputs."""
+        """The recorded ops, without the inputs."""
         return [op for op in self.recorder.ops if op.family != "input"]
 
     @property
@@ -151,7 +151,7 @@ class RecordedPass(Pass):
         request.region.begin(linked=True)
         try:
             with no_inference_mode(), torch.enable_grad():
-                # Copies, so that a model may write into the containers it is given.
+                # Copies, because a model may modify the containers that it is given.
                 inputs = tuple([x.detach().to(device, copy=True).requires_grad_() for x in request.inputs])
                 self.entries = tuple([recorder.enter(x) for x in inputs])
                 args, kwargs = map_tensors(request.given, (request.args, request.kwargs))
@@ -252,7 +252,7 @@ def recorded_pass(request: Request, recorder: Recorder) -> RecordedPass | None:
         raise
     except Unlinked:
         remember_bridged(request.model)
-    except Exception as error:  # the bridge meets it again, unless the links were the cause
+    except Exception as error:  # the bridge raises it again, unless recording was the cause
         if out_of_memory(error) or interrupted(error):
             raise
     return None

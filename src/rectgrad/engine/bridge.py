@@ -87,7 +87,7 @@ class Bridge(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         with no_autocast(R.device.type):
             if op.overwritten():
-                raise UnsupportedModelError(f"a value that {op.name} needs was modified out of sight")
+                raise UnsupportedModelError(f"an unrecorded call modified a value that {op.name} needs")
             if op.state.observe is not None:
                 op.state.observe(op, R)
             grads = [None if grad is None else dense(grad) for grad in op.backward(R)]
@@ -288,7 +288,7 @@ class BridgeRecorder(ForwardMode):
     def _note_write(self, view: Tensor) -> None:
         """Note an in-place op on a view, to find out whether such ops have overwritten the whole base."""
         base, storage = torch_private.base_of(view), storage_id(view)
-        if view.numel() == base.numel():  # this write alone covers it, whatever was written before
+        if view.numel() == base.numel():  # this write alone covers the base
             self._parts.pop(storage, None)
         size = base.untyped_storage().nbytes() // base.element_size()
         # Written elements, the node of the first write, and the base, which keeps its address in use.
@@ -371,7 +371,7 @@ class BridgedPass(Pass):
 
     def _gradients(self, scores: Tensor) -> Sequence[Tensor | None]:
         ones, keep = torch.ones_like(scores), not self.state.once
-        return under_mode(  # a backward hook may write on the model
+        return under_mode(  # a backward hook may modify the model
             self.recorder,
             lambda: torch.autograd.grad(scores, self.leaves, ones, retain_graph=keep, allow_unused=True),
         )

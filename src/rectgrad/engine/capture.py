@@ -76,7 +76,7 @@ class Capture(Generic[Inputs]):
         if request.region is not None and request.region.trains:
             raise UnsupportedModelError("a model in training mode cannot be captured: call model.eval()")
         self._inner = method
-        while hasattr(self._inner, "over") and not self._inner.one_backward:  # averages replay the inner one
+        while hasattr(self._inner, "over") and not self._inner.one_backward:  # of averages, the inner method
             self._inner = self._inner.over
         pays = self._inner.one_backward and self._inner.runs_model and request.n > 0
         pays = pays and has_graphs(request.inputs[0].device)
@@ -84,7 +84,7 @@ class Capture(Generic[Inputs]):
 
     def _captured(self, request: Request, method: Any) -> Graph:
         if method.per_sample and request.mixes(method):
-            raise UnsupportedModelError(f"{REFUSED}: it folds other things into the batch")
+            raise UnsupportedModelError(f"{REFUSED}: it merges other dimensions into that of the samples")
         try:
             return captured_pass(request, method)
         except UnsupportedModelError as error:
@@ -96,7 +96,7 @@ class Capture(Generic[Inputs]):
     def __call__(self, inputs: Inputs, target: targets.Target = None) -> Inputs:
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         if not all(isinstance(x, Tensor) for x in tensors):
-            return self._ordinary(inputs, target)  # which says what is wrong
+            return self._ordinary(inputs, target)  # whose error says what is wrong
         if (kinds := _kinds(tensors)) != self._kinds:
             raise StaleCaptureError(f"captured for {self._kinds}, not for {kinds}; capture again")
         if callable(self._request.target) and target is not None:
@@ -128,7 +128,7 @@ class Capture(Generic[Inputs]):
         assert self._graph is not None
         raw, outputs, suspicious = self._graph.replay((*inputs, -1 if index is None else index))
         fresh = tuple(x.clone() for x in raw), outputs.clone()
-        self._check_model()  # while the device is at work
+        self._check_model()  # while the device computes
         if bool(suspicious):
             raise NeedsOrdinaryCallError
         return fresh
@@ -158,7 +158,7 @@ class Capture(Generic[Inputs]):
                 raise UnsupportedModelError(f"{REFUSED}: {differs}")
 
     def release(self) -> None:
-        """Free the memory of the graph; calls are ordinary ones from then on."""
+        """Frees the memory of the graph; later calls are ordinary ones."""
         with self._lock:
             self._graph = None
 

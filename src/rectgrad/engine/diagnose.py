@@ -33,7 +33,7 @@ def check_inputs(inputs: Maps) -> None:
 
 
 def _check(x: Tensor, what: str, op: Op | None = None, trace: Trace | None = None) -> None:
-    """An error if x is not finite: `what` it is, and the op's layer."""
+    """Raises an error if x is not finite, with its description `what` and the op's layer."""
     if not bool(x.isfinite().all()):
         layer = f" {trace.layer_of(op)!r} ({op.name})" if op is not None and trace is not None else ""
         raise ValueError(f"{what}{layer} contains {'NaN' if bool(x.isnan().any()) else 'an infinity'}")
@@ -119,10 +119,10 @@ def _stopped_at(request: Request, method: Any, rows: list[int]) -> Iterator[tupl
     left = [row for row in rows if row not in last or not last[row][1]]
     if left and "conv" in method.rules():  # did the padding trick remove the rest?
         without = again.backward(method, scores, once=False, without="conv")
-        where = "at positions where convolutions saw padding"
+        where = "at positions where convolutions reach into padding"
         for row in left:
             if any(bool(x[row].any()) for x in without):
-                yield row, f"all that passed was {where}; padding_trick=False keeps it"
+                yield row, f"all units that passed are {where}; padding_trick=False keeps them"
 
 
 def _advice(op: Op, R: Tensor, row: int) -> str | None:

@@ -211,7 +211,7 @@ class Op:
         return (torch.where((self.output > 0) & (self.output < ceiling), R, 0),)
 
     def held(self) -> tuple[Tensor, ...]:
-        """The data tensors that the record needs unchanged."""
+        """The data tensors that must not be modified."""
         output = () if self._output is None else (self._output,)
         return (*self.inputs, *self.needed, *output)
 
@@ -219,11 +219,11 @@ class Op:
         self.versions = tuple(map(version, self.held()))
 
     def overwritten(self) -> bool:
-        """Whether a kept tensor was modified since."""
+        """Whether a kept tensor was modified."""
         return self.versions != tuple(map(version, self.held()))
 
     def release(self) -> None:
-        """Free everything that was kept of the data."""
+        """Frees the tensors that were kept."""
         self.inputs = self.needed = self.versions = self._leaves = ()
         self._output = self._local = self.reference = None
 

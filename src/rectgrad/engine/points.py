@@ -85,7 +85,7 @@ class Points:
         parts = list(zip(*(x.chunk(k) for x in found), strict=True))
         apart = [part[0].shape for part in parts] == [self.witness[0].shape] * k
         if not apart or not (self.confirmed or agree(self.witness, parts[-1])):
-            raise ValueError("a pass of several copies is not what they are alone")
+            raise ValueError("several copies in one pass give other results than one by one")
         self.confirmed = True
         return [part[1:] for part in parts[:count]]
 

@@ -99,7 +99,7 @@ class Snapshot:
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:
-        """Those found, and their gradients."""
+        """The tensors that were found, and their gradients."""
         return self._tensors + [x.grad for x in self._tensors if x.is_leaf and x.grad is not None]
 
     def watch_tensors(self) -> None:
@@ -145,7 +145,7 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
-    """Where a tensor's values are stored, and their layout."""
+    """The storage of a tensor and its layout."""
     if x.layout is not torch.strided or x.is_nested:
         return ()
     return x.data_ptr(), x.shape, x.stride()

@@ -90,7 +90,7 @@ class ForwardMode(TorchFunctionMode):
         """Give copies to the ops that keep tensors in a storage that is about to be written."""
         for op in self._holders.pop(storage, ()):
             if op.overwritten():
-                raise self.lost(f"a value that {op.name} needs was modified out of sight")
+                raise self.lost(f"an unrecorded call modified a value that {op.name} needs")
             self._copy(op, lambda x: x.clone() if storage_id(x) == storage else x)
             op.note_versions()
             if op.linear is not None and op.inputs:
@@ -143,11 +143,11 @@ class Recorder(ForwardMode):
         op: Op | None = getattr(x, "_rectgrad", None)
         if op is not None and op.state is self.state:
             if op.version != x._version or not x.requires_grad:
-                raise Unlinked(f"the result of {op.name} was modified out of sight")
+                raise Unlinked(f"an unrecorded call modified the result of {op.name}")
             return op
         if not x.requires_grad or (op is None and x.is_leaf) or self._made_before(x):
             return None
-        raise Unlinked("a tensor was made out of sight")
+        raise Unlinked("an unrecorded call made a tensor")
 
     def _is_entry(self, node: Any) -> bool:
         op = getattr(getattr(node, "variable", None), "_rectgrad", None)
@@ -198,7 +198,7 @@ class Recorder(ForwardMode):
         raise Unlinked(str(spec.attribute))
 
     def _call(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Any other call: recorded if it depends on the input."""
+        """Any other call is recorded if it depends on the input."""
         given, named, inplace = out_of_place(spec, args, kwargs) if spec.has_flag else (args, kwargs, False)
         writes = spec.writes or inplace
         if spec.name in ops.NEW_TENSORS:  # of y, `x.type_as(y)` and its kind take the shape or the type alone

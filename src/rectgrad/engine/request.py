@@ -49,7 +49,7 @@ class Request:
 
     @property
     def trace(self) -> Trace | None:
-        """Of the last pass."""
+        """The trace of the last pass."""
         return self.last.trace if self.last is not None else None
 
     @property
@@ -75,7 +75,7 @@ class Request:
         return replace(self, passed=None, observe=observe, diagnosing=True)
 
     def rows(self, start: int, stop: int) -> Request:
-        """Some of the samples."""
+        """The request for some of the samples."""
         rows = self._of_samples(lambda x: x[start:stop], tuple(x[start:stop] for x in self.inputs))
         return replace(rows, offset=self.number(start), copies=1)
 
@@ -208,8 +208,8 @@ def pair(passed: Pass, reference: Pass) -> None:
     for i, op in enumerate(ours):
         if i >= len(theirs) or theirs[i].name != op.name or theirs[i].shape != op.shape:
             raise ValueError(
-                f"the model ran other operations on the baseline than on the input, from "
-                f"{passed.trace.layer_of(op)!r} on; DeepLIFT needs both to take the same path"
+                f"the model ran other operations on the baseline than on the input, beginning at "
+                f"{passed.trace.layer_of(op)!r}; DeepLIFT needs the same operations on both"
             )
         op.reference = theirs[i]
 

@@ -99,7 +99,7 @@ saved_tensor_hooks: Callable[[], Any] = _choose(
 
 
 def version(x: Tensor) -> int:
-    """How often a tensor was written. Inference tensors are not counted: they cannot be written elsewhere."""
+    """How often a tensor was written; 0 for inference tensors, which cannot be written elsewhere."""
     try:
         return x._version
     except RuntimeError:
@@ -121,7 +121,7 @@ def under_mode(mode: Any, work: Callable[[], Any]) -> Any:
 
 
 def restore_function_modes(modes: list[Any]) -> None:
-    """Exactly these modes are active afterwards."""
+    """Makes exactly these modes active."""
     while (active := active_function_modes()) != modes[: len(active)]:
         _pop_function_mode()
     for mode in modes[len(active) :]:
@@ -194,9 +194,9 @@ def saved(node: Any, *names: str) -> Any:
 
 
 def node_number(x: Tensor) -> int:
-    """When the node that made a tensor was created: larger for a later one of the same thread."""
+    """The sequence number of the node that made a tensor; it grows within a thread."""
     number = getattr(x.grad_fn, "_sequence_nr", None)
-    return number() if number is not None else 2**63  # unknown: as if it were the last
+    return number() if number is not None else 2**63  # unknown: treated as the last one
 
 
 def next_node_number() -> int:

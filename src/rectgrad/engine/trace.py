@@ -1,4 +1,4 @@
-"""The trace of a forward pass: which ops were met, in which layer, and which rule each one used."""
+"""The trace of a forward pass: its ops, their layers, and the rule that each one used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a picture to the explanation that people look at."""
+"""`explain`: from a picture to its explanation."""
 
 from __future__ import annotations
 

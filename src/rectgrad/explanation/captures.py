@@ -47,11 +47,11 @@ class Captures:
 
     def __init__(self) -> None:
         self._calls: Counter[Any] = Counter()
-        self._captured: OrderedDict[Any, tuple[Capture, Trace] | None] = OrderedDict()  # None: refused
+        self._captured: OrderedDict[Any, tuple[Capture, Trace] | None] = OrderedDict()  # None: impossible
         self._lock = threading.Lock()
 
     def replay(self, model: Model, inputs: Tensor, method: Method, target: Any) -> Replay | None:
-        """None where an ordinary call is due: on a CPU, for the first batches of a kind, for a method of many
+        """None if an ordinary call is needed: on a CPU, for the first batches of a kind, for a method of many
         passes or a callable target, and for a model that cannot be captured."""
         pays = method.one_backward and method.runs_model and has_graphs(inputs.device)
         if not pays or callable(target):
@@ -77,7 +77,7 @@ class Captures:
             captured[0].release()
 
     def _capture(self, key: Any, model: Model, inputs: Tensor) -> tuple[Capture, Trace] | None:
-        """The capture with this key, if it was asked for often enough."""
+        """The capture with this key, if it was requested often enough."""
         with self._lock:
             if key not in self._captured:
                 if len(self._calls) == COUNTED:
@@ -94,7 +94,8 @@ class Captures:
 
 
 def _captured(model: Model, inputs: Tensor, method: Method) -> tuple[Capture, Trace] | None:
-    """A capture, and the trace of an ordinary call, whose ops it replays. None if it is refused."""
+    """A capture, and the trace of an ordinary call, whose ops it replays. None if the model cannot be
+    captured."""
     with WarningLog(quiet=True):  # the ordinary calls before it have warned
         recorded = record_for(model, inputs, method)
         recorded.attribute(method)

@@ -87,7 +87,7 @@ class Network:
             )
 
     def replay(self, inputs: Tensor, method: Method, target: object) -> Replay | None:
-        """A batch explained by a capture; None where an ordinary call is due: see `Captures.replay`."""
+        """A batch explained by a capture; None if an ordinary call is needed: see `Captures.replay`."""
         return self._captures.replay(self.module, inputs, method, target)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Network:
         classes.check_count(self.name, self.names, count)
 
     def bounded(self, method: Method) -> Method:
-        """The method with the smallest and the largest value of a pixel, where it needs them."""
+        """The method with the smallest and largest value of a pixel, if it needs them."""
         if isinstance(over := vars(method).get("over"), Method):
             return replace(method, over=self.bounded(over))  # type: ignore[call-arg]
         needs = isinstance(method, LRP) and method.composite in BOXED and method.low is None is method.high
@@ -157,6 +157,10 @@ def check_device(device: str | torch.device) -> None:
         reason = str(error).splitlines()[0][:200]
         if reason.startswith(("Expected one of", "Invalid device string")):
             raise ValueError(f"unknown device {device!r}; devices are cpu, cuda, cuda:1 and mps") from None
+        if reason.startswith(
+            ("Could not run", "Tensor.item")
+        ):  # torch was built without it, or it has no data
+            reason = "this installation of torch cannot compute on it"
         raise ValueError(f"device {str(device)!r} is not available: {reason}") from None
 
 

@@ -169,8 +169,11 @@ def _missing(method: Method, scores: Tensor | None, index: Tensor | None, reques
 
 
 def _warnings(messages: Sequence[str], i: int, label: str | None) -> tuple[str, ...]:
-    """The messages about the i-th sample or about the whole batch. label: the explained class."""
-    own = tuple(message for message in messages if _concerns(message, i))
+    """The messages about the i-th sample or about the whole batch. label: the explained class.
+
+    They do not name the sample: its number in the batch means nothing to those who see one picture.
+    """
+    own = tuple(_SAMPLES.sub(r"\1", message, count=1) for message in messages if _concerns(message, i))
     if label is None:
         return own
     silent = f"nothing in the picture speaks for {label!r}"
@@ -178,5 +181,8 @@ def _warnings(messages: Sequence[str], i: int, label: str | None) -> tuple[str, 
 
 
 def _concerns(message: str, i: int) -> bool:
-    samples = re.search(r" of sample \d+(?: is zero, and so are those of [\d, ]+)?", message)
+    samples = _SAMPLES.search(message)
     return samples is None or str(i) in re.findall(r"\d+", samples[0])
+
+
+_SAMPLES = re.compile(r" of sample \d+( is zero)?(?:, and so are those of [\d, ]+)?")

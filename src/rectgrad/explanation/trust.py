@@ -1,4 +1,4 @@
-"""How specific a map is to its class: does the map of a class that the network rules out look the same?"""
+"""Specificity: how much a map differs from that of the least likely class."""
 
 from __future__ import annotations
 

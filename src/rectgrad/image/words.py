@@ -1,4 +1,4 @@
-"""Draws the words of a text on the colours of their values: for a terminal, and as HTML."""
+"""Draws the words of a text on backgrounds coloured by their values, for a terminal and as HTML."""
 
 from __future__ import annotations
 

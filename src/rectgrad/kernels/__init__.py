@@ -38,7 +38,7 @@ class Backend(Protocol):
 def chosen() -> str:
     value = os.environ.get("RECTGRAD_KERNELS") or "fast"
     if value not in CHOICES:
-        raise ValueError(f"RECTGRAD_KERNELS is {value!r}; it can be {', '.join(CHOICES)}")
+        raise ValueError(f"RECTGRAD_KERNELS is {value!r}; it must be one of {', '.join(CHOICES)}")
     return value
 
 

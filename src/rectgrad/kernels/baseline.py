@@ -58,7 +58,7 @@ def positions(x: Tensor) -> torch.Size:
 
 
 def column(values: Tensor, x: Tensor) -> Tensor:
-    """One number for each sample, shaped to broadcast."""
+    """One number per sample, in a shape that broadcasts."""
     return values.reshape(-1, *(1,) * (x.dim() - 1))
 
 
@@ -94,6 +94,6 @@ def weighted_sum(terms: Any) -> Tensors:
 
 
 def value_range(x: Tensor) -> Tensor:
-    """max - min of each sample, shaped to broadcast."""
+    """max - min of each sample, in a shape that broadcasts."""
     flat = x.detach().reshape(len(x), -1)
     return column(flat.amax(1) - flat.amin(1), x)

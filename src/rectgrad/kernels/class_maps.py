@@ -40,13 +40,13 @@ def class_map(a: Tensor, R: Tensor, variant: str) -> Tensor:
 
 
 def resized(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """x, (N, C, d1..dk), with other sizes."""
+    """Resizes x, (N, C, d1..dk)."""
     return F.interpolate(x, tuple(sizes), mode=_MODES[x.dim()], align_corners=False)
 
 
 def placed(cam: Tensor, rows: Tensor, maps: Tensor) -> Tensor:
     """`maps`, (N, C, ...), with the class map of some rows: a position's value is the sum over channels.
-    Maps without such positions are as before."""
+    Maps without such positions do not change."""
     if maps.dim() != cam.dim():
         return maps
     values = (resized(cam, maps.shape[2:]) / maps.shape[1]).to(maps)

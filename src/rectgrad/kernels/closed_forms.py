@@ -160,7 +160,7 @@ def _fitting(R: Tensor, shape: torch.Size) -> Tensor:
 
 
 def reduced(run: Run, data: list[Tensor], dims: Any, keeps: Any, mean: bool = False) -> Found:
-    """A sum or a mean over some dimensions."""
+    """The gradient of a sum or a mean over some dimensions."""
     x, y = data[0], run(*data)
     dims = (dims,) if type(dims) is int else dims
     if not isinstance(dims, (tuple, list)) or not dims or not y.numel() or y.dtype is not x.dtype:
@@ -217,7 +217,7 @@ def layer_norm(run: Run, data: list[Tensor], shape: Any, weight: Any, bias: Any,
 
 
 def picked(run: Run, data: list[Tensor], _: Any, index: Any) -> Found:
-    """x[index] of numbers and slices."""
+    """The gradient of x[index] with numbers and slices."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(type(part) in _BASIC for part in parts):
         return None

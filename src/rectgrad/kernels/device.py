@@ -60,13 +60,13 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     scale = a.abs().max()
     if not bool(scale > 0):
         return bool((b == a).all())
-    a, b = a / scale, b / scale  # squares of very small or large numbers are none
+    a, b = a / scale, b / scale  # squares of very small or large numbers underflow or overflow
     return bool((a - b).norm() <= tolerance * a.norm())
 
 
 def agree(alone: Sequence[Tensor], together: Sequence[Tensor]) -> bool:
-    """Whether the outputs and the maps of one copy agree. Outputs are continuous: to rounding. Maps are not,
-    where rounding moves a unit across a threshold: in the mean. Neither alone would do: saturated outputs
+    """Whether the outputs and the maps of one copy agree. Outputs are compared up to rounding; maps in the
+    mean, because rounding may move a unit across a threshold. Outputs alone would not suffice: saturated ones
     hardly change."""
     eps = max(map(rounding, alone))
     (outputs, other), *maps = zip(alone, together, strict=True)

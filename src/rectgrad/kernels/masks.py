@@ -19,7 +19,7 @@ BLOCK = 64  # masks per step of a weighted sum
 
 
 class Windows:
-    """One window for each combination of places along the sides. along: these places, for each side."""
+    """One window for each combination of positions along the sides. along: the positions for each side."""
 
     def __init__(self, along: Sequence[Sequence[range]], sides: Sequence[int], device: torch.device) -> None:
         self.count = prod(map(len, along))
@@ -46,7 +46,7 @@ class Windows:
 
 
 def _covered(along: Sequence[range], side: int) -> Tensor:
-    """(places, side): whether a place covers a position."""
+    """(windows, side): whether a window covers a position."""
     ends = torch.tensor([(each.start, each.stop) for each in along], device="cpu")
     positions = torch.arange(side, device="cpu")
     return (ends[:, :1] <= positions) & (positions < ends[:, 1:])
@@ -77,7 +77,7 @@ class Masks:
         self._larger = [_upsampling(cells, (cells + 1) * step).to(like) for step in steps]
 
     def between(self, start: int, stop: int) -> Tensor:
-        """Those from `start` to `stop`: (stop - start, *sides)."""
+        """The masks from `start` to `stop`: (stop - start, *sides)."""
         found = self._grids[start:stop]
         for d, side in enumerate(self._sides):
             rows = self._larger[d][self._shifts[d][start:stop] + side]

@@ -56,8 +56,8 @@ class Grids:
                     self._add(grid)
 
     def join(self, parts: Iterable[tuple[Sizes, bool]]) -> None:
-        """Tokens side by side: the shape of each part, and whether it depends on the input. Others, as the
-        keys and values that a language model keeps, are none."""
+        """Concatenated tokens: the shape of each part, and whether it depends on the input. Parts that do
+        not, such as the cached keys and values of a language model, have no positions."""
         parts, start = list(parts), 0
         if any(len(shape) != 3 for shape, _ in parts):
             return

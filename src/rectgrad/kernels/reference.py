@@ -123,4 +123,4 @@ def advice(s: Tensor, q: float, tau: float | None, interpolation: str) -> str | 
         return None
     if bool((s < s.max()).any()):
         return f"at q={q:g}; the largest q that passes one unit is {largest_q(s, interpolation):.2f}"
-    return f"at q={q:g}; no percentile passes scores that are all the same, a constant tau does"
+    return f"at q={q:g}; all its scores are equal, so no percentile passes one; a constant tau can"

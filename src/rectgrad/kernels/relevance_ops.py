@@ -41,7 +41,7 @@ COMPOSITES = {
 ALPHA_BETA = {"zplus": (1, 0), "alpha2_beta1": (2, 1), "excitation": (1, 0), "contrast": (1, 1)}
 SMALLEST = 1e-30  # size of a batch norm's scale: outputs can be divided by it
 AT_THE_INPUT = ("flat", "wsquare", "box")
-BOXED = ("epsilon_gamma_box", "deep_taylor")  # composites that have a use for bounds
+BOXED = ("epsilon_gamma_box", "deep_taylor")  # composites that use bounds
 
 
 class LinearMap(Protocol):
@@ -143,7 +143,7 @@ class Conservation:
 
     @classmethod
     def joined(cls, parts: Sequence[Conservation | None]) -> Conservation | None:
-        """That of all samples, from those of some each."""
+        """Joins the accounts of parts of the samples."""
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or len(parts) == 1:
             return known[0] if known else None
@@ -201,7 +201,7 @@ class Layer:
 
     @cached_property
     def shift(self) -> Tensor | None:
-        """What the steps before make of 0."""
+        """The result of the steps before for an input of 0."""
         steps = self.place.before[::-1]
         return _through(steps, torch.zeros_like(self.y)) if steps else None
 
@@ -219,7 +219,7 @@ class Layer:
 
     @cached_property
     def offset(self) -> Tensor:
-        """What the whole makes of 0, in a shape that broadcasts."""
+        """The result of the whole for an input of 0, in a shape that broadcasts."""
         if self.shift is not None or (self.family == "matmul" and self.bias is not None):
             own = _first(self.itself.call(torch.zeros_like(self.y) if self.shift is None else self.shift))
         else:
@@ -267,7 +267,7 @@ class Layer:
 
     @cached_property
     def weight(self) -> Tensor:
-        """With the scales, or their signs."""
+        """The weight times the scales, or their signs."""
         w, scale = self.place.weight.detach().to(self.x.dtype), self.scale
         if scale is None or (not scales_weights(scale) and float(scale.min()) >= 0):
             return w
@@ -345,7 +345,7 @@ class Layer:
         return shared + gamma * n, None if positive else shared + gamma * p, gamma * (p - n)
 
     def _counted(self, flat: bool) -> Tensor:
-        """R_i of the flat and the w-square rule; what is no input of the network, as padding, gets none."""
+        """R_i of the flat and the w-square rule. Padding is no input of the network and gets none."""
         slope = wide(self.at(self.y.new_ones)) - wide(self.at(self.y.new_zeros))
         weights = self.weights(torch.ones_like if flat else torch.square)
         counts = slope.ne(0).to(slope.dtype) if flat else slope.square()
@@ -394,7 +394,7 @@ def _for_native(*tensors: Tensor) -> bool:
 
 
 def _through(steps: Iterable[LinearMap], value: Tensor) -> Tensor:
-    """What steps one after the other make of a value."""
+    """Applies the steps to a value, one after the other."""
     for step in steps:
         value = _first(step.call(value))
     return value
@@ -421,7 +421,7 @@ def per_unit(R: Tensor, z: Tensor, epsilon: Any) -> Tensor:
 
 
 def withheld(R: Tensor, z: Tensor, epsilon: Any) -> Tensor:
-    """What the stabiliser keeps of R: R * epsilon / (|z| + epsilon); all of it where z is 0."""
+    """The part of R that the stabiliser absorbs: R * epsilon / (|z| + epsilon); all of it where z is 0."""
     return torch.where(z == 0, R, R * epsilon / (z.abs() + epsilon))
 
 
@@ -441,13 +441,13 @@ def stabilised(
 
 
 def softmax_bias(s: Tensor, x: Tensor, dim: int) -> Tensor:
-    """What is left of a softmax s = J x + bias around x, J its derivative; masked scores are -inf."""
+    """The bias of a softmax s = J x + bias around x, with J its derivative; masked scores are -inf."""
     x = x.masked_fill(s == 0, 0)
     return s - s * (x - (s * x).sum(dim, keepdim=True))
 
 
 def absorb(absorbed: Absorbed | None, parts: Callable[[], tuple[Any, Any]]) -> None:
-    """Note what biases and stabilisers absorb, if somebody asks."""
+    """Records what biases and stabilisers absorb, if requested."""
     if absorbed is not None:
         by_bias, by_stabiliser = (float(torch.as_tensor(part).double().sum()) for part in parts())
         absorbed.append((by_bias, by_stabiliser))

@@ -49,7 +49,7 @@ def quotient(R: Tensor, x: Tensor, y: Tensor, x0: Tensor, y0: Tensor) -> tuple[T
 
 
 def softmax(R: Tensor, x: Tensor, x0: Tensor, dim: int) -> Tensor:
-    """By its steps: e = exp(x - c), r = 1 / sum(e), p = e * r, with one shift c for x and x0."""
+    """Softmax in steps: e = exp(x - c), r = 1 / sum(e), p = e * r, with one shift c for x and x0."""
     e, e0, secant = _exponentials(x, x0, dim)
     r, r0 = 1 / e.sum(dim, keepdim=True), 1 / e0.sum(dim, keepdim=True)
     to_r = (R * (e + e0) / 2).sum(dim, keepdim=True)

@@ -8,9 +8,9 @@ count    reads a part of the row, counts what lies where, and keeps the units ov
 rectify  reads a chunk of the row again and writes R where the score exceeds tau
 
 A job that needs what another one finds waits for it. Jobs are handed out by a ticket, so a job waits only
-for jobs that were handed out before it, and those run: nothing waits for ever, however few programs the
-device runs at once. Where lo and hi do not enclose tau, or the candidates are too many for their place,
-tau is searched in the whole row: slow, rare, exact.
+for jobs that were handed out before it, and those run: no job waits for ever, however few programs the device
+runs at once. If lo and hi do not enclose tau, or there are too many candidates, tau is searched in the whole
+row: slow, rare, exact.
 """
 
 # mypy: ignore-errors
@@ -63,7 +63,7 @@ def _infinity():
 
 @triton.jit
 def _post(word, x, y):
-    """Says two numbers to whoever waits for them, in one write."""
+    """Posts two numbers for waiting jobs in one write."""
     x = (x.to(tl.int32, bitcast=True) ^ NOT_YET).to(tl.int64) << 32
     y = y.to(tl.uint32, bitcast=True).to(tl.int64)
     tl.atomic_xchg(word.to(tl.pointer_type(tl.int64)), x | y, sem="relaxed")
@@ -148,7 +148,7 @@ def _middle(low, high):
 
 @triton.jit
 def _first(low, high):
-    """Where to begin to look: what matters is seldom less than 2**-12 of the largest score."""
+    """Where the search begins: tau is seldom less than 2**-12 of the largest score."""
     far = high.to(tl.float32) - low.to(tl.float32) > 24 * 2**23
     return tl.where(far, high - 12 * 2**23, _middle(low, high))
 

@@ -1,4 +1,4 @@
-"""The methods: one file a family, and the catalogue of their names."""
+"""The methods, one file per family, and the catalogue of their names."""
 
 from rectgrad.methods.averages import ExpectedGradients as ExpectedGradients
 from rectgrad.methods.averages import IntegratedGradients as IntegratedGradients

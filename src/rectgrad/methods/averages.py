@@ -30,7 +30,7 @@ from rectgrad.metrics.baselines import blurred
 class Average(Method):
     """The mean of another method over several inputs."""
 
-    over: Method = option(Saliency(), "Method that is averaged.")
+    over: Method = option(Saliency(), "Method whose maps are averaged.")
     one_backward: ClassVar[bool] = False
 
     @property
@@ -113,7 +113,7 @@ class ExpectedGradients(Average):
     """
 
     samples: int = option(50, "Number of random baselines and points; default: 50.", low=1)
-    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs without information.")
     seed: int = option(0, "Seed of the random numbers.")
     title: ClassVar[str] = "expected gradients"
 

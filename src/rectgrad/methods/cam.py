@@ -47,7 +47,7 @@ class GradCAM(Method):
 
 @dataclass(frozen=True)
 class GuidedGradCAM(Method):
-    """Another method's map times Grad-CAM's, which removes what does not speak for the class."""
+    """Another method's map times Grad-CAM's, which keeps only regions with evidence for the class."""
 
     over: Method = option(GuidedBackprop(), "Method whose map is multiplied.")
     layer: str | None = option(None, _LAYER)

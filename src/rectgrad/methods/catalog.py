@@ -1,4 +1,4 @@
-"""The methods by name, and what figures and tables call them."""
+"""The methods by name, and their titles in figures and tables."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _short(value: Any) -> str:
 
 
 def as_method(method: Any, options: dict[str, Any]) -> Method:
-    """A method from its name and options, or as it is."""
+    """A method from its name and options; an instance is returned unchanged."""
     names = f"methods are {', '.join(METHODS)}"
     if isinstance(method, str):
         if method not in METHODS:

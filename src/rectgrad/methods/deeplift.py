@@ -75,7 +75,7 @@ class DeepLiftShap(Method):
     baselines: a tensor (B, ...), the same for all samples; a tuple for several inputs. They must be given.
     """
 
-    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs that stand for no information.")
+    baselines: Tensor | tuple[Tensor, ...] | None = option(None, "Inputs without information.")
     one_backward: ClassVar[bool] = False
     title: ClassVar[str] = "DeepLIFT SHAP"
 

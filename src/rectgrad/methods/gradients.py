@@ -30,7 +30,7 @@ class GradientXInput(Method):
 
 @dataclass(frozen=True)
 class GuidedBackprop(Method):
-    """The gradient passes an activation where both it and the pre-activation are positive."""
+    """The gradient passes through a unit if both the gradient and the pre-activation are positive."""
 
     multiply_by_input: bool = option(False, "Multiply the gradient by the input.")
     rectifies: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class GuidedBackprop(Method):
 
 @dataclass(frozen=True)
 class Deconv(GuidedBackprop):
-    """The gradient passes an activation where it is positive."""
+    """The gradient passes through a unit if it is positive."""
 
     title: ClassVar[str] = "deconv"
 

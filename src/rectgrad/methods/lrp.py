@@ -44,7 +44,7 @@ class Relevance(Method):
     def _account(self, request: Request) -> Account:
         """One backward pass per sample, because dimensions do not always identify the samples."""
         if (passed := request.passed) is None:
-            raise RuntimeError("the record of the forward pass is gone; keep it to ask where relevance went")
+            raise RuntimeError("the record was deleted; keep it for as long as you need trace.conservation")
         target, state, found = request.resolved(passed.outputs), passed.state, []
         score = target(map_tensors(torch.clone, passed.outputs)).detach()
         for only in torch.eye(request.n, dtype=score.dtype, device=score.device):
@@ -111,7 +111,7 @@ class AttnLRP(Relevance):
 class ExcitationBackprop(Method):
     """Layer-wise relevance propagation along positive connections only."""
 
-    contrastive: bool = option(False, "Subtract the map of all other classes, and keep positive values.")
+    contrastive: bool = option(False, "Subtract the map of the opposite weights; keep positive values.")
     decompose: ClassVar[tuple[str, ...]] = Relevance.decompose
     facts: ClassVar[tuple[Finder, ...]] = Relevance.facts
     title: ClassVar[str] = "excitation backprop"
@@ -130,7 +130,7 @@ class ExcitationBackprop(Method):
             zero = torch.stack([(per_sample(m) == 0).all(1) for m in raw]).all(0)
             if (i := first_wrong(request, zero)) is not None:
                 layer = _last_layer(request.rows(i, i + 1), self)
-                why = "none of its inputs is positive and has a positive weight"
+                why = "no positive input has a positive weight"
                 zero_map = f"the map of sample {request.number(i)} is zero"
                 warn(f"{zero_map}: it ends at layer {layer!r}, where {why}")
         return raw
@@ -158,7 +158,7 @@ def warn_if_relevance_explodes(request: Request, method: Any, raw: Maps) -> None
 
 
 def _exploding_layer(request: Request, method: Any, bound: float) -> str:
-    """The layer behind which relevance first exceeds a bound."""
+    """The first layer of the backward pass at which relevance exceeds a bound."""
     readers: dict[int, Op] = {}
     found: list[Op] = []
 

@@ -40,7 +40,7 @@ class Forward(Method):
 
 @dataclass(frozen=True)
 class Perturbation(Method):
-    """What hiding parts of the input does to the score."""
+    """The effect on the score of hiding parts of the input."""
 
     one_backward: ClassVar[bool] = False
     over: ClassVar[Method] = Forward()  # what a capture replays
@@ -110,7 +110,7 @@ class Occlusion(Perturbation):
         return windows.mean(-changes(request, k, partial(windows.replace, values=b), windows.count))
 
     def _places(self, side: int) -> list[range]:
-        """Where a window is along one side; the last one may be cut off."""
+        """The positions of windows along one side; the last one may be cut off."""
         window = min(self.window or max(side // 8, 1), side)
         stride = self.stride or max(window // 2, 1)
         if window < min(side, stride):

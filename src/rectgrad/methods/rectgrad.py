@@ -1,4 +1,4 @@
-"""Rectified Gradient, the paper's method."""
+"""Rectified Gradient, the method of the paper."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class RectGrad(Method):
         "Quantity compared with the threshold: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod.",
         choices=("PR1", "PR2", "PR3", "PR4", "mod"),
     )
-    padding_trick: bool = option(True, "Drop the gradient of convolution outputs that saw zero padding.")
-    prr: bool = option(False, "Share the gradient of max pooling in proportion to its inputs.")
+    padding_trick: bool = option(True, "Drop the gradient where convolutions reach into zero padding.")
+    prr: bool = option(False, "Max pooling distributes the gradient in proportion to its inputs.")
     multiply_by_input: bool = option(True, "Multiply the gradient by the input.")
     positive_only: bool = option(True, "Keep positive values only.")
     interpolation: str = option(
         "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
     )
-    gate: str | None = option(None, "Favour units where the class is: class.", choices=("class",))
+    gate: str | None = option(None, "class: favour positions with evidence for it.", choices=("class",))
     rectifies: ClassVar[bool] = True
     thresholds: ClassVar[bool] = True
 

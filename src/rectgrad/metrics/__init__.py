@@ -7,7 +7,7 @@ A map is (N, H, W) or (N, C, H, W); all dimensions between the first and the las
 that do not depend on positions (`gini`, `zero_share`, `rank_correlation`) take any (N, ...). Half types and
 integers are converted to float32. The result of a map with a NaN is NaN.
 
-Submodules: `controls` (maps that know nothing of the network), `grid` (composites for `grid_pointing`),
+Submodules: `controls` (maps that do not depend on the network), `grid` (composites for `grid_pointing`),
 `matching` (equal post-processing), `random_weights` (randomised networks), `statistics` (intervals, tests).
 """
 

@@ -1,4 +1,4 @@
-"""Control maps that know nothing of the network: a method that does not beat them explains nothing.
+"""Control maps that do not depend on the network: a method that does not beat them explains nothing.
 
 Each function takes inputs (N, C, H, W) or (N, H, W) and returns maps of their shape. The value of a pixel is
 divided by the number of channels, so that the sum over channels is the value.
@@ -21,14 +21,15 @@ def edges(inputs: Tensor) -> Tensor:
 
 
 def centre(inputs: Tensor, width: float = 0.25) -> Tensor:
-    """A Gaussian at the centre of the image; its standard deviation is `width` times the side, both ways."""
+    """A Gaussian at the centre of the image; its standard deviation is `width` times the side, in both
+    directions."""
     rows, columns = ((torch.arange(size) + 0.5) / size - 0.5 for size in inputs.shape[-2:])
     bump = torch.exp(-(rows[:, None].square() + columns.square()) / (2 * width**2))
     return _shared(bump.to(images("centre", inputs)).expand(len(inputs), -1, -1), inputs)
 
 
 def brightness(inputs: Tensor) -> Tensor:
-    """The photo's own brightness, the mean over channels, above that of its darkest pixel."""
+    """The brightness of the photo, the mean over channels, minus that of its darkest pixel."""
     grey = images("brightness", inputs).mean(1)
     return _shared(grey - grey.amin((-2, -1), keepdim=True), inputs)
 

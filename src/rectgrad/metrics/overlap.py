@@ -1,4 +1,4 @@
-"""Specificity: how far a map belongs to its class rather than to the photo."""
+"""Specificity: how much a map depends on its class rather than on the photo alone."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def specificity(maps: Tensor, others: Tensor, share: float = SHARE) -> Tensor:
 def unrelated(measure: Callable[[Tensor, Tensor], Tensor], maps: Tensor, pairs: int = 5) -> Tensor:
     """The mean of `measure`, (N,), between each map and the maps of `pairs` other photos of the batch.
 
-    For similarities this is the floor, the value for maps that have nothing in common but the method; for
-    `specificity`, it is the value to expect of maps that share no evidence at all. Undefined values (NaN) are
-    left out.
+    For similarities this is the floor, the value for maps that share only the method; for `specificity`, it
+    is the value to expect of maps that share no evidence at all. Undefined values (NaN) are left out.
     """
     if len(maps) < 2:
         raise ValueError(f"unrelated(maps of {len(maps)} photos): needs 2 or more")

@@ -1,4 +1,4 @@
-"""Infidelity (Yeh et al. 2019): how far a map is from predicting what perturbations do to the score."""
+"""Infidelity (Yeh et al. 2019): how badly a map predicts the effect of perturbations on the score."""
 
 from __future__ import annotations
 

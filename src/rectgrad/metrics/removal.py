@@ -1,4 +1,4 @@
-"""ROAD, remove and debias (Rong et al. 2022): the network's answer after removing pixels without a trace."""
+"""ROAD, remove and debias (Rong et al. 2022): the network's answer after imputing pixels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def road(
 def answers(
     scores: Scores, inputs: Tensor, rank: Tensor, fractions: Sequence[float], noise: Iterable[Tensor]
 ) -> Road:
-    """The answers after imputing the pixels of lowest rank. noise: of all pixels, for each fraction."""
+    """The answers after imputing the pixels of lowest rank. noise: for all pixels, for each fraction."""
     pixels = rank.shape[-2] * rank.shape[-1]
     removed = [rank < int(fraction * pixels + 1e-9) for fraction in fractions]
     correct, probability = [], []

@@ -60,7 +60,8 @@ class Scores:
         return self._classes
 
     def _answer(self, images: Tensor) -> object:
-        """Channels last takes half of a small CNN's time on a CPU. Networks that call `view` refuse it."""
+        """Channels last takes half of a small CNN's time on a CPU. Networks that call `view` raise an error
+        for it."""
         if self._last and isinstance(self.model, nn.Module) and images.dim() == 4 and images.is_cpu:
             try:
                 return self.model(images.contiguous(memory_format=torch.channels_last))

@@ -89,7 +89,7 @@ def max_sensitivity(
 
     max_e ||attribute(x + e) - map|| / ||map||        (Euclidean norms)
 
-    Lower is more stable; 0 is a map that does not change. NaN for a zero map, where Captum divides by 1.
+    Lower is more stable; 0 means that the map does not change. NaN for a zero map, where Captum divides by 1.
 
     attribute: a function (inputs, target) -> maps, the one that made `maps`. It receives `target` as given,
     so pass the class: with None, the class of a noisy input may differ.

@@ -54,6 +54,8 @@ def _call(path: Path, factory: str) -> Any:
         except BaseException as error:
             raise ModelUnavailableError(f"{path} cannot be imported ({reason(error)})") from error
         make = getattr(module, factory, None)
+        if isinstance(make, nn.Module):
+            return make
         if not callable(make):
             raise ValueError(
                 f"{path} has no function {factory!r}; it has {_functions(module) or 'no functions'}"

@@ -68,8 +68,8 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def _safe(path: Path) -> Path | io.BytesIO:
-    """What torch may load. Before torch 2.6 a file could run code although `weights_only` was set
-    (CVE-2025-32434): there, only known files are loaded, from the bytes that were compared."""
+    """What torch may load. Before torch 2.6, a file could run code although `weights_only` was set
+    (CVE-2025-32434). There, only known files are loaded, from the bytes that were verified."""
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
         return path
     content = path.read_bytes()

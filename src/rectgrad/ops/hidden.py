@@ -25,9 +25,7 @@ def hidden_part(
         if "DifferentiableGraphBackward" in name or "CompiledFunctionBackward" in name:
             return "a scripted or compiled part, whose inside cannot be seen; use the original Python code"
         if unseen := _unseen(node, kind, saved):
-            return (
-                f"a {unseen} run outside Python, in a scripted function perhaps; use the original Python code"
-            )
+            return f"a {unseen} outside Python, perhaps in a scripted function; use the original Python code"
         if hasattr(node, "_forward_cls") and (wrong := _foreign(name.removesuffix("Backward"), inside)):
             return wrong
     return None

@@ -40,7 +40,7 @@ def sources(
     arguments: Sequence[str], exclude: Path | None = None, reserved: Collection[str] = ()
 ) -> list[Source]:
     """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
-    What is not there is an error if it is the only argument; among others it is reported when it is read.
+    A missing file is an error if it is the only argument; otherwise it is reported when it is read.
 
     Photos in the folder `exclude` are skipped, because it contains results. `reserved`: names that results
     must not use.
@@ -117,7 +117,7 @@ def atomic(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     part.unlink(missing_ok=True)
     try:
-        part.touch(exist_ok=False)  # a file of our own: a link that someone planted is not written through
+        part.touch(exist_ok=False)  # a new file, so that a planted link is not followed
         yield part
         with open(part, "rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
@@ -165,12 +165,12 @@ def _lock(opened: int, waits: Callable[[], None]) -> None:
 
 
 def ended(number: str) -> bool:
-    """Whether this is the number of a process, and none that is running."""
+    """Whether this is the number of a process that has ended."""
     return number.isascii() and number.isdecimal() and not alive(int(number))
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is running, or the number cannot be one's."""
+    """Whether a process is running. True for numbers that cannot be checked."""
     if pid == os.getpid():
         return True
     try:
@@ -204,7 +204,7 @@ def save_array(values: np.ndarray | Mapping[str, np.ndarray], path: Path) -> Non
 
 
 def save_text(text: str, path: Path) -> None:
-    """Writes UTF-8. Bytes of a path that are not become escapes, which JSON gives back as they were."""
+    """Writes UTF-8. Bytes that are not UTF-8 are escaped, and JSON restores them."""
     with atomic(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
 

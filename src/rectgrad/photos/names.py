@@ -79,7 +79,7 @@ def _candidates(path: Path, relative: Path) -> list[str]:
     base = absolute.parents[len(relative.parts) - 1].name
     folders = [_folder(part) for part in relative.parts[:-1]]
     names = (relative.stem, relative.name)
-    own = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:32]  # long enough that nobody finds two
+    own = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:32]  # long enough to make collisions infeasible
     return [
         *("/".join([*folders, _file(name)]) for name in names),
         *("/".join([_folder(base), *folders, _file(name)]) for name in names if base),

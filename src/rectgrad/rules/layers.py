@@ -48,7 +48,7 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
     for node, op in graph.ops.items():
         if op.family in ("mul", "div", *WEIGHTED):
             facts_of(op).constant = tuple(each not in data for each in graph.below[node] if each is not None)
-        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # weights aside
+        reads_one = op.data_count == 1 or op.facts.constant.count(False) == 1  # apart from weights
         reader = graph.only_reader(node) if op.family in (*WEIGHTED, "add") and reads_one else None
         if reader is not None:
             adds_bias = reader.family == "add" and reader.data_count == 1

@@ -1,4 +1,4 @@
-"""The padding trick: a zero-padded convolution does not pass gradient at outputs that saw its padding."""
+"""The padding trick: a convolution passes no gradient at outputs whose window reaches into zero padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proportional redistribution rule (PRR): max pooling shares gradient instead of picking a winner."""
+"""The proportional redistribution rule (PRR): max pooling distributes the gradient among its inputs."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Album:
 def album(network: Network, given: Any, limit: int) -> Album:
     """The first photos, at most `limit`; evenly spread over the list if there are more.
 
-    Of equal pictures one is kept: statistics over photos take each photo for an independent observation.
+    Identical pictures are kept once: statistics treat each photo as an independent observation.
     """
     pictures = _listed(given)
     count = min(len(pictures), limit)
@@ -128,7 +128,7 @@ def _without_suffix(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _mask(network: Network, picture: Any, size: tuple[int, ...]) -> Tensor:
-    """True where a picture is bright. A mask of the photo is cropped as the network crops the photo."""
+    """True where a picture is bright. The mask of a photo is cropped like the photo."""
     grey = (photos.read(picture) if isinstance(picture, (str, Path)) else picture).convert("RGB")
     if grey.size != (size[1], size[0]):
         crops = network.image_model is not None and network.own is None

@@ -18,10 +18,10 @@ EQUAL = 0.9  # and from which it does in any case
 def answers(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> dict[str, list[str] | str]:
     """For each question, the methods that are tied for best, or "inconclusive".
 
-    A method qualifies if it is better than every control: significantly in one measure of the question at
-    least, and never significantly worse. Of these, the answer has all that no other one beats in the same
-    sense; it is inconclusive if that is no method, or every one. For "why this class", the maps of a method
-    must also depend on the class.
+    A method beats another one if it is significantly better in at least one measure of the question, and
+    significantly worse in none. The answer has the methods that beat every control and that no other such
+    method beats; it is inconclusive if that is no method, or every one. For "why this class", the maps of a
+    method must also depend on the class.
     """
     return {question: _answer(question, methods, controls, verdict) for question in QUESTIONS}
 
@@ -47,7 +47,7 @@ def _specific(question: str, rows: Sequence[str], verdict: Json) -> list[str]:
 
 
 def beats(a: str, b: str, pairs: Sequence[Json]) -> bool:
-    """Whether a is significantly better than b in one measure at least, and in none significantly worse."""
+    """Whether a is significantly better than b in at least one measure, and significantly worse in none."""
     winners = {pair["better"] for pair in pairs if {pair["a"], pair["b"]} == {a, b}}
     return a in winners and b not in winners
 
@@ -119,7 +119,7 @@ def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:
 def _no_better(
     methods: Sequence[str], controls: Sequence[str], pairs: Sequence[Json]
 ) -> dict[tuple[str, ...], list[str]]:
-    """Controls that a method beats in no measure that ranks -> the methods for which they are these."""
+    """For each set of controls that a method never beats in a ranked measure: the methods concerned."""
     ranked = [pair for pair in pairs if MEASURES[pair["measure"]].ranked]
     won = {(pair["better"], row) for pair in ranked for row in (pair["a"], pair["b"])}
     found: dict[tuple[str, ...], list[str]] = {}

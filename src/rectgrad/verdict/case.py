@@ -109,7 +109,7 @@ class Case:
         return [name for name in self.measures if MEASURES[name].unit == unit]
 
     def _fixed(self) -> str:
-        """Why the weights cannot be randomised; empty if they can."""
+        """The reason why the weights cannot be randomised; empty if they can."""
         if not isinstance(self.model, nn.Module):
             return "the network is a function, whose weights cannot be randomised"
         try:
@@ -150,7 +150,7 @@ class Case:
         photos = sure[grid.grid_photos(classes, shape, self.preset.composites, self.seed)]
         try:
             outputs = self.evaluated(grid.composites(self.inputs, photos[:1], shape).to(self.device))
-        except Exception:  # whatever a network says about the size of its input
+        except Exception:  # any error of a network that does not accept the size
             return None
         return Grid(photos, shape, 0, fit=False) if outputs.shape == self.outputs[:1].shape else None
 
@@ -222,8 +222,7 @@ def _cut(n: int, size: int, counts: set[int] | frozenset[int] = frozenset()) -> 
 
 
 def _code_of(model: Callable[..., Any]) -> str:
-    """A hash of the layers that are not torch's, or the name of a function. `run.kept_in` compares the
-    outputs too."""
+    """A hash of the layers that are not torch's own, or the name of a function. See also `run.kept_in`."""
     if not isinstance(model, nn.Module):
         return getattr(model, "__qualname__", type(model).__qualname__)
     kinds = {type(each) for each in model.modules() if not type(each).__module__.startswith("torch.")}

@@ -30,7 +30,7 @@ def costs(case: Case, rows: Sequence[Row], parts: Parts | Memory) -> dict[str, A
 
 
 def _cost(case: Case, worker: Worker, method: Method) -> dict[str, float]:
-    """Seconds per photo and peak memory in bytes; empty if the method refuses."""
+    """Seconds per photo and peak memory in bytes; empty if the method raises an error."""
     inputs = case.inputs[:1].to(case.device)
     target = case.outputs[:1].argmax(1).to(case.device) if case.has_classes else None
     seconds: list[float] = []

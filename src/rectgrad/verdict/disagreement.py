@@ -30,7 +30,7 @@ Json = dict[str, Any]
 def disagreements(methods: Sequence[str], computed: Computed) -> list[Json]:
     """Photos by the mean rank correlation of the methods' maps, lowest first, at a resolution of 14 x 14.
 
-    Photos that all methods have are compared.
+    Only photos for which all methods have maps are compared.
     """
     coarse = {name: _coarse(computed.get(("maps", name), {})) for name in methods}
     coarse = {name: maps for name, maps in coarse.items() if maps}
@@ -61,7 +61,7 @@ def drawn(
         crop = shown.crops[i]
         pictures = {}
         for row in methods:
-            with contextlib.suppress(Exception):  # the method failed for this photo, which is said elsewhere
+            with contextlib.suppress(Exception):  # the failure is reported elsewhere
                 pictures[row.name] = _picture(case, worker, row, i, parts)
         photo = _encoded(crop) if crop is not None else None
         found.append({**each, "picture": photo, "maps": pictures})

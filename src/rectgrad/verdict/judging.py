@@ -109,7 +109,7 @@ def judge(
     engine: str = "local",
     seed: int = 0,
 ) -> Verdict:
-    """Measures which methods show what a network used, on your own photos, next to maps that know nothing.
+    """Measures which methods show what a network used in your own photos, compared with controls.
 
     model: a name, an ImageModel, or your own module, which needs `prepare` or tensors.
     photos: a folder, a list of paths, PIL images or arrays, or a tensor (N, ...) that the model takes. Each

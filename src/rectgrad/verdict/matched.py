@@ -1,5 +1,5 @@
-"""Matched comparisons: methods with the same post-processing, because much of what looks like a better method
-is its post-processing."""
+"""Matched comparisons: methods with the same post-processing, which explains many differences between
+methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Matched(Method):
-    """Another method with given post-processing."""
+    """Wraps a method with the given post-processing."""
 
     over: Method = Saliency()
     times_input: bool = False
@@ -58,7 +58,7 @@ class Matched(Method):
 
 @dataclass(frozen=True)
 class Padded(Method):
-    """Another method with the padding trick, without its own post-processing."""
+    """Wraps a method with the padding trick, without its own post-processing."""
 
     over: Method = Saliency()
 
@@ -89,7 +89,7 @@ def bare(method: Method) -> Method:
 def matched_rows(leaders: Sequence[Row], gini: Mapping[str, float]) -> dict[str, list[Row]]:
     """For each variant, the leaders with its post-processing.
 
-    gini: the mean index of each leader's own maps; all are cut to the largest. Maps that hold contributions
+    gini: the mean index of each leader's own maps; all are cut to the largest. Maps that are contributions
     already (integrated gradients, LRP, CAM) are not multiplied by the input again. The padding trick is for
     methods of one backward pass that have no rule for convolutions.
     """
@@ -114,7 +114,7 @@ def without_variant(name: str) -> str:
 
 
 def _padded(method: Method) -> Method:
-    """The method with the padding trick, its own if it has one; unchanged if it takes none."""
+    """The method with the padding trick, its own if it has one; unchanged if it does not support it."""
     if any(each.name == "padding_trick" for each in fields(method)):
         return replace(method, padding_trick=True)  # type: ignore[call-arg]
     one_pass = method.one_backward and method.runs_model

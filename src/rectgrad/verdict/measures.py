@@ -1,4 +1,4 @@
-"""The measures of a verdict: what each one is called, which way is better, and which question it answers."""
+"""The measures of a verdict: titles, directions, and the question that each one answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ QUESTIONS = {
 class Measure(NamedTuple):
     """better: "higher", "lower", or None for a description that is neither good nor bad.
 
-    question: the one that the measure answers. Measures without a question are checks: a map that knows
-    nothing of the network can pass them, so they do not rank methods.
+    question: the one that the measure answers. Measures without a question are checks: a map that does not
+    depend on the network can pass them, so they do not rank methods.
     needs: "positions" (rows and columns), "classes" (two outputs or more), "masks".
     """
 
@@ -129,7 +129,7 @@ _ALL = (
         "removal",
         "higher",
         None,
-        "As ROAD, with the share of photos whose class stays on top instead of its probability.",
+        "As ROAD, but with the share of photos whose top class is unchanged instead of its probability.",
         ROAD,
         BOTH,
     ),

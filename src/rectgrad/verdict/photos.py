@@ -56,14 +56,14 @@ class Photos:
             self.masks = case.masks[rows].to(case.device) if case.masks is not None else None
 
     def compute(self, unit: str, row: Row) -> Values:
-        """The values of a unit; {"error": reason} if the method or a measure refuses.
+        """The values of a unit; {"error": reason} if the method or a measure raises an error.
 
         Rows with the same method, as matched comparisons have, are computed once.
         """
         key = unit, row.digest
         if key not in self.done:
             started = time.monotonic()
-            found = self._compute(unit, row)  # its values are on the CPU, so the device is done
+            found = self._compute(unit, row)  # reading values on the CPU has waited for the device
             self.done[key] = found | {"seconds": round(time.monotonic() - started, 3)}
         return self.done[key]
 
@@ -75,7 +75,7 @@ class Photos:
             if out_of_memory(error):
                 raise
             return {"error": _reason(error)}
-        undefined = self.zero(row) & (unit != "grid")  # where a zero map scores 0
+        undefined = self.zero(row) & (unit != "grid")  # in which a zero map scores 0
         return {
             key: torch.where(undefined, torch.nan, value.double().cpu()).tolist()
             if isinstance(value, Tensor)
@@ -179,7 +179,7 @@ class Photos:
 
 
 class Known:
-    """The network, which does not run again on images whose outputs are known."""
+    """Wraps the network, which does not run again on images whose outputs are known."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], known: list[tuple[Tensor, Tensor]]) -> None:
         self.model, self.known = model, known
@@ -192,7 +192,7 @@ class Known:
 
 
 class Replayed:
-    """A network that is called with the same images for every row: it runs for the first row only."""
+    """Wraps a network that is called with the same images for every row: it runs for the first row only."""
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
         self.model, self.position = model, 0

@@ -41,7 +41,7 @@ class Preset:
     squares: int  # of infidelity
 
     def configured(self, method: Method) -> Method:
-        """The method with as many evaluations as the preset has."""
+        """The method with the number of evaluations of the preset."""
         if isinstance(method, RISE):
             return replace(method, masks=min(method.masks, 1000))
         names = [each.name for each in fields(method)] if is_dataclass(method) else []
@@ -79,7 +79,7 @@ def least_photos(tests: int, alpha: float = ALPHA) -> int:
 
 
 def is_cheap(method: Method) -> bool:
-    """Whether a map takes one pass, or none."""
+    """Whether a map needs at most one pass."""
     return method.one_backward or not method.runs_model
 
 

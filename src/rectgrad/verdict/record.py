@@ -14,7 +14,7 @@ DIGITS, PAIR_DIGITS = 6, 4  # significant ones
 
 
 def plain(value: Any, digits: int = DIGITS) -> Any:
-    """As JSON can hold it, with rounded numbers: NaN and infinity become None."""
+    """Converts to JSON values with rounded numbers: NaN and infinity become None."""
     if isinstance(value, dict):
         return {key: plain(each, digits) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

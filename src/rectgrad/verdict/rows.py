@@ -1,4 +1,4 @@
-"""The rows of a verdict: methods, controls that know nothing of the network, and their digests."""
+"""The rows of a verdict: methods, controls that do not depend on the network, and their digests."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def digest_of(value: Any) -> str:
 
 
 def _file_of(kind: type) -> bytes:
-    """The content of the file of a class; nothing if there is none, as in a notebook."""
+    """The content of the file of a class; empty if there is none, as in a notebook."""
     try:
         return Path(inspect.getfile(kind)).read_bytes()
     except (OSError, TypeError):

@@ -37,7 +37,7 @@ def no_progress(total: int, what: str) -> Iterator[Advance]:
 
 
 class Memory:
-    """Finished parts, where no folder was given."""
+    """Finished parts in memory, if no folder was given."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -90,7 +90,7 @@ Wanted = dict[Chunk, list[tuple[str, Row]]]
 
 
 def _existing(wanted: Wanted, parts: Parts | Memory) -> tuple[Computed, Wanted]:
-    """Finished units, and those that are missing or failed, perhaps for a reason that has gone."""
+    """The finished units, and those that are missing or failed, which are tried again."""
     done: Computed = {}
     missing: Wanted = {}
     for chunk, units in wanted.items():

@@ -109,8 +109,8 @@ def ranks(rows: Sequence[str], table: Mapping[str, Mapping[str, Json]], found: S
 
 
 def places(shares: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
-    """The place of each row that was compared: 1 plus the number of rows with more wins minus losses. Rows
-    with as many share a place."""
+    """The place of each row that was compared: 1 plus the number of rows with more wins minus losses. Equal
+    rows share a place."""
     net = {row: round(own["won"] - own["lost"], 5) for row, own in shares.items()}
     return {row: 1 + sum(other > mine for other in net.values()) for row, mine in net.items()}
 
@@ -126,7 +126,7 @@ def _positions(measure: str, means: Mapping[str, Json]) -> dict[str, float]:
 
 
 def agreement(table: Mapping[str, Mapping[str, Json]]) -> Json:
-    """Spearman's correlation between the orders in which two measures put the rows that both have."""
+    """Spearman's correlation between the rankings by two measures, over the rows that both have."""
     return {a: {b: _correlation((a, table[a]), (b, table[b])) for b in table} for a in table}
 
 

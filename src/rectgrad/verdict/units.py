@@ -150,7 +150,7 @@ def says_nothing(masks: Tensor) -> Tensor:
 
 
 def _positions(maps: Tensor) -> Tensor:
-    """Maps with rows and columns: the features of a vector are positions."""
+    """Maps with rows and columns; the features of a vector count as positions."""
     return maps if maps.dim() > 2 else maps[:, None]
 
 

@@ -53,7 +53,7 @@ class Worker:
         return ("grid",) if chunk.composite else UNITS
 
     def photos(self, unit: str, row: Row) -> int:
-        """How many photos, or composites, of a row a unit is computed for."""
+        """The number of photos, or composites, of a row for which a unit is computed."""
         preset = self.case.preset
         if unit in ("grid", "matched"):
             return preset.composites if unit == "grid" else preset.matched
@@ -68,7 +68,7 @@ class Worker:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Maps are replayed in here, where there is a GPU. It pays for many calls of one method."""
+        """Within the context, maps are replayed on a GPU, which is faster for many calls of one method."""
         self._captures = Captures(), Captures()
         try:
             yield

@@ -69,9 +69,9 @@ def _stored(out: Path) -> dict[str, Json]:
 
 
 def _is_shown(record: Json, picture: str) -> bool:
-    """Whether this is the record of that picture. Other files may be in the folder, also results of another
-    run in a folder of their own, whose pictures have their names from there. A thumbnail elsewhere would be
-    loaded from there by whoever opens the page."""
+    """Whether this is the record of that picture. The folder may contain other files, and subfolders with the
+    results of other runs, whose records name pictures relative to the subfolder. A browser would load a
+    thumbnail from wherever it is."""
     try:
         same = folded(record["picture"]) == folded(picture)  # file systems normalise names
         same = same and (record.get("thumbnail") or "thumbnails/").startswith("thumbnails/")
@@ -167,7 +167,7 @@ def _card(record: Json) -> str:
     data = {
         "name": name,
         "class": target["name"],
-        "confidence": target["confidence"],
+        "confidence": "" if target["confidence"] is None else target["confidence"],
         "specificity": "" if number is None else number,
         "low": int(low),
         "warned": int(bool(record.get("warnings"))),
@@ -179,7 +179,7 @@ def _card(record: Json) -> str:
         f'<a href="{_url(record["picture"])}"><img loading="lazy" decoding="async" '
         f'src="{_url(record.get("thumbnail") or record["picture"])}" alt="Map of {escape(name)}"></a>'
         f"<h2>{escape(target['name'])}</h2>"
-        f"<p>confidence <b>{target['confidence']:.0%}</b><br>specificity {_shown(record, low)}</p>"
+        f"<p>confidence <b>{_percent(target['confidence'])}</b><br>specificity {_shown(record, low)}</p>"
         f'<p class="file" title="{escape(record["image"])}">{escape(name)}</p>{warned}</li>'
     )
 
@@ -198,6 +198,10 @@ def _shown(record: Json, low: bool) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{escape(name)} <b>{_number(each)}</b>" for name, each in value.items())
     return f"<b>{_number(value)}</b>" + (' <span class="low">low</span>' if low else "")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
 
 
 def _number(value: float | None) -> str:

@@ -51,7 +51,7 @@ def _summary(record: Json) -> str:
     return (
         f"{methods} method{'s' if methods != 1 else ''} and {controls} controls on {n} photo"
         f"{'s' if n != 1 else ''}{ranked_on(record)}, preset {record['preset']['name']}. Controls are maps "
-        "that know the photo, but not the network."
+        "that do not depend on the network."
     )
 
 
@@ -69,8 +69,9 @@ def _answers(record: Json) -> str:
             said = f'<p class="answer">{names}</p>' + ("<p>Tied for best.</p>" if len(answer) > 1 else "")
         found.append(f"<article><h3>“{question}”</h3><p>{escape(meaning)}</p>{said}</article>")
     note = (
-        "A method is named if it is significantly better than every control in at least one measure of the "
-        "question and in none significantly worse, and if no other such method beats it in the same sense."
+        "A method beats another one if it is significantly better in at least one measure of the question "
+        "and significantly worse in none. The answer names the methods that beat every control and that no "
+        "other such method beats."
     )
     return f'<div class="answers">{"".join(found)}</div><p class="faint">{note}</p>'
 
@@ -81,7 +82,7 @@ def _claims(record: Json) -> str:
 
 
 def _failures(record: Json) -> str:
-    own = [each for each in record["failures"] if each["kind"] != "question"]  # said beside the question
+    own = [each for each in record["failures"] if each["kind"] != "question"]  # shown beside the question
     items = "".join(f"<li><b>{escape(e['what'])}</b>: {escape(e['why'])}</li>" for e in own)
     return f"<ul>{items}</ul>" if items else ""
 

@@ -87,4 +87,4 @@ def span(cell: Json) -> str:
 def number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{round(value, 3) + 0.0:.3f}" if abs(value) < 100 else f"{value:.3g}"  # no -0.000
+    return f"{round(value, 3) + 0.0:.3f}" if abs(value) < 100 else f"{value:.3g}"  # avoids -0.000

@@ -28,7 +28,7 @@ def ranks(record: Json) -> str:
 
 
 def agreement(record: Json) -> str:
-    """How far two measures put the rows in the same order."""
+    """The agreement between the rankings of rows by two measures."""
     found = record["ranks"]["agreement"]
     if len(found) < 2:
         return ""
@@ -40,7 +40,7 @@ def agreement(record: Json) -> str:
     values = [found[a][b] for a in found for b in found if a < b and found[a][b] is not None]
     low = [each for each in values if each < 0.5]
     note = (
-        "Spearman's correlation between the orders in which two measures put all rows. 1: the same order; 0: "
+        "Spearman's correlation between the rankings of all rows by two measures. 1: the same order; 0: "
         f"unrelated; below 0: opposite. {len(low)} of {len(values)} pairs of measures are below 0.5."
     )
     return f"<p>{note}</p>{_table(head, lines)}"
@@ -61,7 +61,7 @@ def matched(record: Json) -> str:
             lines.append((False, [first, f"<th>{escape(row)}</th>", *cells]))
     note = (
         "Multiplying by the input, keeping positive values, the padding trick and cutting small values "
-        "improve many methods. Here the leaders get the same steps. Maps that hold contributions already are "
+        "improve many methods. Here the same steps are applied to the leaders. Maps of contributions are "
         "not multiplied by the input again. A star marks a method that is significantly better "
         "than another one."
     )
@@ -69,7 +69,7 @@ def matched(record: Json) -> str:
 
 
 def pairs(record: Json) -> str:
-    """Differences between methods, and how many photos would tell them apart."""
+    """Differences between methods, and the numbers of photos needed to distinguish them."""
     ranked = [name for name, about in record["measures"].items() if about["question"]]
     own = [
         p for p in record["pairs"] if p["measure"] in ranked and {p["a"], p["b"]} <= record["methods"].keys()
@@ -93,7 +93,7 @@ def pairs(record: Json) -> str:
     ]
     note = (
         "Photos needed: how many would tell the two apart in a single test at 5 % with a power of 80 %, if "
-        "the difference stays as observed. All tests of this verdict together need more."
+        "the difference stays as observed. With the correction for all tests, more are needed."
     )
     more = f" The first {LONGEST} of {len(own)}; all are in verdict.json." if len(own) > LONGEST else ""
     return (
