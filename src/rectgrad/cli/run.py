@@ -1,7 +1,7 @@
 """Runs a command over many photos: decodes ahead, computes in batches, draws and writes in the background.
 
-Built-in networks explain two batches at a time, each on half of the threads: a single batch leaves a core idle
-a quarter of the time (1.25 times as many photos per second on two cores).
+Built-in networks explain two batches at a time, each on half of the threads: a single batch leaves a core
+idle a quarter of the time (1.25 times as many photos per second on two cores).
 
 A result consists of NAME.png, NAME.json (the network's answer and all settings), a thumbnail and, optionally,
 the raw maps. Files are written atomically, the JSON file last. An interrupted run resumes: a result is reused
