@@ -124,7 +124,7 @@ def test_it_belongs_to_lrp_on_a_record():
     trace = kept.trace
     del kept
     gc.collect()
-    with pytest.raises(RuntimeError, match="the record of the forward pass is gone"):  # not held for this
+    with pytest.raises(RuntimeError, match="the record was deleted"):  # not held for this
         _ = trace.conservation.score
 
 

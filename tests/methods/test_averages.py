@@ -470,7 +470,7 @@ def test_memory_for_one_copy_only(small, average, one_by_one):
 
 def test_less_memory_than_one_copy_needs_cuts_the_samples(small, one_by_one):
     run, _ = watched(small[0], limited(1))
-    with pytest.warns(UserWarning, match="batch_size=1 does so"):
+    with pytest.warns(UserWarning, match="pass batch_size=1 to start with that"):
         maps = rectgrad.attribute(run, small[1], "smoothgrad", 1)
     assert_close(maps, one_by_one(small[0], small[1], SmoothGrad(), 1))
 
