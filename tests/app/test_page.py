@@ -178,6 +178,25 @@ def test_a_folder_is_browsed_with_arrow_keys_and_by_class(folder, opened):
         page.context.close()
 
 
+def test_maps_that_arrive_late_do_not_hide_an_error(folder, opened):
+    with explorer.served(str(folder)) as served:
+        page, held = explorer.page_of(opened, served.url), []
+        explorer.ready(page)
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#message:not([hidden])")
+        page.route("**/api/maps", lambda route: held.append(route))
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("document.querySelector('#question').innerText.includes('cat')")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector("#message:not([hidden])")
+        before = page.inner_text("#status")
+        for route in held:
+            route.continue_()
+        page.wait_for_function("before => document.querySelector('#status').textContent !== before", arg=before)
+        assert "broken.jpg: not an image" in page.inner_text("#message")
+        page.context.close()
+
+
 # --- classes ---
 
 

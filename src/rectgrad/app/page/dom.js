@@ -54,6 +54,11 @@ export function complain(text = "") {
   $("#message").hidden = !text;
 }
 
+/** Hides an error message, unless another one has replaced it. */
+export function withdraw(text) {
+  if ($("#message").textContent === text) complain();
+}
+
 /** Shows a short message for a moment. */
 export function notify(text) {
   const note = $("#note");

@@ -1,7 +1,7 @@
 // Requests maps: only those that are missing, for the newest state; outdated responses are dropped.
 
 import { stream } from "./api.js";
-import { announce, complain } from "./dom.js";
+import { announce, complain, withdraw } from "./dom.js";
 import * as panels from "./panels.js";
 import { methodOf, state, titleOf, view } from "./state.js";
 
@@ -11,6 +11,7 @@ const shown = new Map(); // method -> {key, map, specificity}
 const measure = new Set(); // keys of slow maps whose specificity was requested
 let running = null;
 let queued = 0;
+let complaint = ""; // the last error of a request for maps
 
 /** Everything that a map depends on. */
 function keyOf(name) {
@@ -65,13 +66,14 @@ async function request() {
       if (queued && !own.fast.size && message.kind === "map") refresh();
     }
     if (running === own) running = null;
-    complain();
+    withdraw(complaint);
     announce(summary());
   } catch (error) {
     if (running !== own) return; // replaced, or aborted
     running = null;
     missing.forEach((name) => panels.failed(name, "No map."));
-    complain(error.message);
+    complaint = error.message;
+    complain(complaint);
   } finally {
     clearTimeout(timer);
   }
