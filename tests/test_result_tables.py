@@ -101,6 +101,17 @@ def gated(row, column):
     return text + (f", n = {pair['n']}" if measure in ("grid_pointing", "randomisation") else "")
 
 
+def same_sparsity(row, column):
+    """LRP minus RectGrad with the same post-processing; bold if LRP is better, italic if RectGrad is."""
+    steps = "times input, positive part" + ", same Gini index" * column.endswith("same sparsity")
+    measure = MEASURES[column.split(",")[0]]
+    for pair in verdict(NETWORKS[row][0])["matched"][steps]["pairs"]:
+        if pair["measure"] == measure and {pair["a"], pair["b"]} == {"lrp", "rectgrad"}:
+            break
+    mark = {"lrp": "**", "rectgrad": "*", None: ""}[pair["better"]]
+    return f"{mark}{signed(pair['difference'] * (1 if pair['a'] == 'lrp' else -1))}{mark}"
+
+
 FORMS = {
     "gated, no padding trick": "gated, no trick",
     "RectGrad, no padding trick": "rectgrad, no trick",
@@ -227,6 +238,7 @@ WHICH, GATED, EXPERIMENT = "docs/which-method.md", "docs/class-gated.md", "docs/
     ("page", "after", "index", "cell"),
     [
         (WHICH, "show why this class was chosen):", 0, specificity),
+        (WHICH, "\n### LRP and RectGrad at equal sparsity\n", 0, same_sparsity),
         (WHICH, "\n## CIFAR-10 CNN\n", 0, measured("CNN")),
         (WHICH, "\n## CIFAR-10 ResNet\n", 0, measured("ResNet")),
         (WHICH, "\n## CIFAR-10 ViT\n", 0, measured("ViT")),
