@@ -256,7 +256,12 @@ WHICH, GATED, EXPERIMENT = "docs/which-method.md", "docs/class-gated.md", "docs/
         (EXPERIMENT, "\n## Does the map change with an attack?\n", 0, attacked),
         (EXPERIMENT, "\n## Random weights\n", 0, random_weights),
         (EXPERIMENT, "\n## The padding trick\n", 0, outer_ring),
-        ("docs/limits.md", "\n## RectGrad depends little on the layers that decide the class\n", 0, on_cifar10),
+        (
+            "docs/limits.md",
+            "\n## RectGrad depends little on the layers that decide the class\n",
+            0,
+            on_cifar10,
+        ),
         (EXPERIMENT, "\n## ROAR and KAR\n", 0, retrained),
         (EXPERIMENT, "\n## Time\n", 0, seconds),
     ],
