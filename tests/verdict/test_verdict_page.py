@@ -152,6 +152,15 @@ def test_json(call, folder, capsys):
     assert printed["seed"] == 3
 
 
+def test_what_the_code_of_a_model_prints_is_not_in_the_json(call, capsys):
+    chatty = TINY.replace(":tiny", ":chatty")
+    assert call("photos/0.png", "--model", chatty, "--methods", "saliency",
+                "--measures", "gini", "--out", "chatty", "--json") == 0  # fmt: skip
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["photos"]["n"] == 1
+    assert {"factory", "forward"} <= set(printed.err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
