@@ -358,6 +358,8 @@ def test_saved_files_and_representation(verdict, tmp_path):
     [
         ({"preset": "slow"}, "unknown preset 'slow'; presets are quick, full"),
         ({"measures": "beauty"}, "unknown measure 'beauty'; measures are insertion_blur"),
+        ({"seed": -1}, "seed=-1: needs an integer from 0"),
+        ({"seed": 2**63}, "needs an integer from 0"),
         ({"engine": "spark"}, "unknown engine 'spark'; engines are local, ray"),
         ({"methods": {"edges": rectgrad.Saliency()}}, "'edges' is the name of a control"),
         ({"methods": "deeplift_shap"}, "methods=deeplift_shap: needs further options"),
