@@ -190,7 +190,7 @@ def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> J
         "controls": [row.name for row in rows if row.control],
         "measures": {name: MEASURES[name].about() for name in case.measures},
         "grid": grid
-        and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped, "fit": grid.fit},
+        and {"shape": grid.shape, "kept": len(grid.photos), "tried": grid.tried, "fit": grid.fit},
         "preset": asdict(case.preset),
         "seed": case.seed,
         "digests": case.digests(),

@@ -125,9 +125,9 @@ def _settings(record: Json) -> str:
         grid = record["grid"]
         rows, columns = grid["shape"]
         size = "resized to fit the input" if grid["fit"] else "each at its full size"
+        only = ": the network gives every class a probability above 0.02" if grid["fit"] else ""
         lines["grids"] = (
-            f"{rows} x {columns} photos, {size}; {grid['kept']} kept, {grid['dropped']} dropped because the "
-            "network gave one of the classes a probability of 0.02 or less"
+            f"{rows} x {columns} photos, {size}; {grid['kept']} of {grid['tried']} that were tried{only}"
         )
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in lines.items())
     return f"<dl>{items}</dl>"
