@@ -372,3 +372,9 @@ def test_errors_name_what_would_be_valid(options, said):
     with pytest.raises(ValueError) as error:
         rectgrad.judge(tiny(), torch.randn(3, 3, 32, 32), **{"methods": "saliency"} | options)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("methods", [rectgrad.Saliency(), [rectgrad.Saliency()], ["saliency", 3]])
+def test_methods_without_names_are_refused(methods):
+    with pytest.raises(TypeError, match='methods must be names, "all", or a mapping from names to methods'):
+        rectgrad.judge(tiny(), torch.randn(3, 3, 32, 32), methods)
