@@ -6,9 +6,9 @@
 Protocol A (Böhle et al. 2021; Rao et al. 2022): photos that the network names with p > 0.9, each cell at the
 network's full input size. Protocol B: cells resized to fit the ordinary input; a composite is kept if every
 class in it has p > 0.02. Where too few pass, as with nine photos, "B asked" requires it only of the class
-that is asked for. Cells take turns in being asked for. `--perturbed N` adds occlusion and RISE (1,000 masks)
-on N composites. With --labelled, file names begin with the WordNet id of every k-th class of ImageNet, and
-photos that the network names wrongly are left out.
+that is asked for. Cells take turns in being asked for, and each photo is asked for once. `--perturbed N` adds
+occlusion and RISE (1,000 masks) on N composites. With --labelled, file names begin with the WordNet id of
+every k-th class of ImageNet, and photos that the network names wrongly are left out.
 
 Each cell of the table is the mean score with its 95 % interval over composites; chance is 1 / cells. Finished
 parts are kept beside the record, so that an interrupted run resumes.
@@ -35,14 +35,13 @@ from rectgrad.metrics import grid, statistics
 from rectgrad.models import load
 from rectgrad.photos import files
 from rectgrad.verdict.album import album
-from rectgrad.verdict.case import SURE, Case
+from rectgrad.verdict.case import Case
+from rectgrad.verdict.grids import SURE
 from rectgrad.verdict.presets import PRESETS, is_cheap
 from rectgrad.verdict.rows import Row, rows_of
 
 SHAPES = {"2 x 1": (1, 2), "2 x 2": (2, 2), "3 x 3": (3, 3)}  # photos beside each other, by rows
 PROTOCOLS = ("A", "B", "B asked")
-LEAST = 0.02  # probability of a class that is recognised
-TRIED = 200  # composites that are evaluated together
 Shape = tuple[int, int]
 VALUES = 3 * 50 * 224 * 224  # of the composites that are computed together
 SEED = 0
@@ -65,27 +64,17 @@ def game(case: Case, protocol: str, shape: Shape, count: int, candidates: int, u
     classes = case.outputs.argmax(1)
     if protocol == "A":
         sure = usable[case.outputs.softmax(1).amax(1)[usable] > SURE]
-        return Game(sure[grid.grid_photos(classes[sure], shape, count, SEED)], shape, False, count)
-    kept = torch.zeros(0, shape[0] * shape[1], dtype=torch.long)
-    tried = 0
-    while len(kept) < count and tried < candidates:
-        part = usable[grid.grid_photos(classes[usable], shape, TRIED, SEED + tried)]
-        images = grid.composites(case.inputs, part, shape, fit=True)
-        chances = case.evaluated(images).softmax(1).cpu().gather(1, classes[part])
-        passed = chances > LEAST
-        if protocol == "B":
-            found = part[passed.all(1)]
-        else:  # composites whose first photo is recognised, rolled so that it is the one that is asked for
-            found = part[passed[:, 0]]
-            found = _rolled(found, Game(kept, shape, True, 0).asked(len(kept), len(kept) + len(found)))
-        kept, tried = torch.cat([kept, found]), tried + len(part)
-    return Game(kept[:count], shape, True, tried)
+        index, tried = grid.usable_photos(classes[sure], shape, count, candidates, seed=SEED)
+        return Game(sure[index], shape, False, tried)
 
+    def recognised(index: Tensor) -> Tensor:
+        photos = usable[index]
+        images = grid.composites(case.inputs, photos, shape, fit=True)
+        found = grid.recognised_cells(case.evaluated(images).cpu(), classes[photos])
+        return found.all(1, keepdim=True).expand_as(found) if protocol == "B" else found
 
-def _rolled(photos: Tensor, cells: Tensor) -> Tensor:
-    """The photos of each composite, (count, cells), with the first one in the given cell."""
-    n = photos.shape[1]
-    return photos.gather(1, (torch.arange(n)[None] - cells[:, None]) % n)
+    index, tried = grid.usable_photos(classes[usable], shape, count, candidates, recognised, SEED)
+    return Game(usable[index], shape, True, tried)
 
 
 def scores(case: Case, played: Game, row: Row, count: int) -> Iterator[list[float]]:

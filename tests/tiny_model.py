@@ -79,3 +79,17 @@ class Held(Slow):
 def held() -> ImageModel:
     net = tiny()
     return replace(net, module=Held(net.module).eval())
+
+
+class Chatty(Slow):
+    """Prints."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("forward")
+        return self.module(x)
+
+
+def chatty() -> ImageModel:
+    print("factory")
+    net = tiny()
+    return replace(net, module=Chatty(net.module).eval())

@@ -5,7 +5,7 @@ import torch
 
 from rectgrad import metrics
 from rectgrad.metrics import controls
-from rectgrad.metrics.grid import composites, grid_photos, recognised
+from rectgrad.metrics.grid import composites, grid_photos, recognised, recognised_cells, usable_photos
 from reference import metrics as slow
 
 SHAPES = [(2, 2), (3, 3), (1, 3)]
@@ -51,7 +51,32 @@ def test_composites_whose_classes_are_all_recognised():
     outputs = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.6, 0.38, 0.01, 0.01]]).log()
     assert recognised(outputs, torch.tensor([[0, 3], [0, 1]])).tolist() == [True, True]
     assert recognised(outputs, torch.tensor([[0, 3], [0, 3]])).tolist() == [True, False]
+    assert recognised_cells(outputs, torch.tensor([[0, 3], [0, 3]])).tolist() == [[True, True], [True, False]]
     assert recognised(outputs, torch.tensor([[0, 3], [0, 1]]), least=0.1).tolist() == [False, True]
+
+
+def test_usable_composites():
+    """Only photo 0 may be asked for, or photos of class 1; every composite that is tried counts."""
+    classes, seen = torch.arange(40) % 5, []
+
+    def usable(photos):
+        seen.append(photos)
+        return (photos == 0) | (classes[photos] == 1)
+
+    photos, tried = usable_photos(classes, (2, 2), 6, 2000, usable, seed=3)
+    asked = [int(row[i % 4]) for i, row in enumerate(photos)]
+    assert len(set(asked)) == 6
+    assert all(i == 0 or classes[i] == 1 for i in asked)
+    drawn = torch.cat(seen).tolist()
+    assert 6 < tried <= len(drawn)
+    assert photos.tolist()[-1] == drawn[tried - 1]
+    assert all(len({int(classes[i]) for i in row}) == 4 for row in drawn)
+    few, every = usable_photos(classes, (2, 2), 20, 300, usable, seed=3)  # of nine that may be asked for
+    assert (len(few) <= 9, every) == (True, 300)
+    assert few.tolist()[:6] == photos.tolist()
+    none, tried = usable_photos(classes, (1, 2), 6, 50, lambda photos: photos < 0)
+    assert (none.shape, tried) == ((0, 2), 50)
+    assert usable_photos(classes, (1, 2), 100, 9999).photos.shape == (40, 2)  # one for each photo
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,6 +104,7 @@ def test_controls():
 
 ERRORS = {
     "grid_photos(photos of 3 classes, shape=(2, 2))": lambda: grid_photos([0, 1, 2, 2], (2, 2), 1),
+    "usable_photos(photos of 3 classes, shape=(2, 2))": lambda: usable_photos([0, 1, 2, 2], (2, 2), 1, 1),
     "grid_pointing(shape=(2, 2), cell=4)": lambda: metrics.grid_pointing(torch.rand(1, 8, 8), (2, 2), 4),
     "9 cells in 8 pixels": lambda: metrics.grid_pointing(torch.rand(1, 8, 8), (9, 2), 4),
 }

@@ -103,6 +103,14 @@ def test_sign_flips_agree_with_the_exact_test():
         assert drawn[k] != found[k]
 
 
+def test_float32_values_that_are_equal_are_ties():
+    """5/7 - 3/7 and 2/7 - 0 differ by rounding, which must not decide whether a mean is as far from 0."""
+    sevenths = np.random.default_rng(0).integers(0, 8, (2, 12, 50))
+    a, b = (np.float32(each) / np.float32(7) for each in sevenths)
+    exact = statistics.sign_flip_test(sevenths[0] - sevenths[1])
+    np.testing.assert_array_equal(statistics.sign_flip_test(a.astype(float) - b.astype(float)), exact)
+
+
 @pytest.mark.parametrize("photos", [1, 2, 7, 17])
 def test_photos_that_all_agree_have_the_smallest_exact_p(photos):
     values = RANDOM.uniform(0.1, 1, size=(photos, 2)) * [1, -1]

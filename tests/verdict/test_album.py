@@ -55,6 +55,12 @@ def test_photos_whose_outputs_are_not_finite_are_left_out():
         judged(x[1:2], network=Dividing().eval())
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64])
+def test_photos_have_floating_values(kind):
+    with pytest.raises(TypeError, match=f"inputs of type {kind}"):
+        judged(pictures(NET, 3, 0).to(kind))
+
+
 def test_masks_follow_their_photos():
     """In the order of the photos, of which one is a copy and one has no finite output."""
     x = pictures(NET, 6, 0)
@@ -87,6 +93,16 @@ def test_masks_of_photos_that_are_given_as_paths(tmp_path, as_list):
     given = masks if as_list else tmp_path / "masks"
     found = judged(photos[1:], "inside", tiny(), "saliency", masks=given[1:] if as_list else given)
     assert found.table["inside"]["random"]["mean"] == pytest.approx((2 / 4 + 3 / 4) / 2, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_masks_in_a_list_are_boolean_arrays_or_tensors(kind):
+    x, mask = pictures(NET, 3, 0), np.zeros((24, 24), dtype=bool)
+    mask[PATCH] = True
+    found = judged(x, "inside", masks=[kind(mask)] * 3)
+    assert found.table == judged(x, "inside", masks=torch.from_numpy(mask).expand(3, -1, -1)).table
+    with pytest.raises(ValueError, match="type float64: needs a boolean array"):
+        judged(x, "inside", masks=[kind(mask.astype(float))] * 3)
 
 
 def test_masks_that_say_nothing_are_left_out():

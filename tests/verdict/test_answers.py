@@ -179,7 +179,7 @@ def test_all_methods_tied_is_inconclusive():
 
 @pytest.mark.parametrize(("specificity", "expected"), [(0.1, "inconclusive"), (0.9, ["a"])])
 def test_a_map_that_does_not_depend_on_the_class_does_not_say_why(specificity, expected):
-    cells = {"a": {"mean": specificity}, "b": {"mean": 0.9}}
+    cells = {"a": {"mean": specificity, "n": 6}, "b": {"mean": 0.9, "n": 6}}
     values = {"a": column(0.3), "b": column(0), "edges": column(0)}
     verdict = judged(values, ["a", "b"], measure="grid_pointing", specificity=cells)
     assert verdict["answers"]["why this class"] == expected
@@ -189,6 +189,14 @@ def test_a_map_that_does_not_depend_on_the_class_does_not_say_why(specificity, e
         "that any method answers it. a beats all controls, but the maps hardly depend on the class."
     )
     assert (open_question in claims) == (specificity < 0.3)
+
+
+def test_claims_from_few_photos_say_so():
+    """The leaderboard gives the value alone for fewer than six photos."""
+    cells = {"a": {"mean": 0.1, "n": 5}, "b": {"mean": 0.2, "n": 6}}
+    verdict = judged({"a": column(0.3), "b": column(0), "edges": column(0)}, ["a", "b"], specificity=cells)
+    said = " ".join(answers.claims(["a", "b"], ["edges"], verdict))
+    assert "a (0.10, n 5) and b (0.20): that the maps show why" in said
 
 
 def test_methods_that_lose_to_one_another_are_not_tied():

@@ -80,7 +80,7 @@ def test_masks_are_resized_with_the_photos(call, shapes, monkeypatch):
     """A network with larger inputs: the masks of the dataset follow."""
     larger = replace(rectgrad.models.load("cifar10_cnn"), size=(64, 64), crop_fraction=1.0)
     module = torch.nn.Sequential(torch.nn.AvgPool2d(2), larger.module).eval()
-    monkeypatch.setattr("rectgrad.cli.judge.load", lambda *_, **__: replace(larger, module=module))
+    monkeypatch.setattr("rectgrad.cli.options.load", lambda *_, **__: replace(larger, module=module))
     status, record = call("shapes", "--measures", "inside", "--count", "3")
     assert status == 0
     assert record["digests"]["masks"] is not None

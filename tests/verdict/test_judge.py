@@ -358,6 +358,8 @@ def test_saved_files_and_representation(verdict, tmp_path):
     [
         ({"preset": "slow"}, "unknown preset 'slow'; presets are quick, full"),
         ({"measures": "beauty"}, "unknown measure 'beauty'; measures are insertion_blur"),
+        ({"seed": -1}, "seed=-1: needs an integer from 0"),
+        ({"seed": 2**63}, "needs an integer from 0"),
         ({"engine": "spark"}, "unknown engine 'spark'; engines are local, ray"),
         ({"methods": {"edges": rectgrad.Saliency()}}, "'edges' is the name of a control"),
         ({"methods": "deeplift_shap"}, "methods=deeplift_shap: needs further options"),
@@ -370,3 +372,9 @@ def test_errors_name_what_would_be_valid(options, said):
     with pytest.raises(ValueError) as error:
         rectgrad.judge(tiny(), torch.randn(3, 3, 32, 32), **{"methods": "saliency"} | options)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("methods", [rectgrad.Saliency(), [rectgrad.Saliency()], ["saliency", 3]])
+def test_methods_without_names_are_refused(methods):
+    with pytest.raises(TypeError, match='methods must be names, "all", or a mapping from names to methods'):
+        rectgrad.judge(tiny(), torch.randn(3, 3, 32, 32), methods)

@@ -94,7 +94,7 @@ def test_numbers_have_no_negative_zero():
 
 def test_the_page_has_every_row_and_number(record, page):
     rows = [*record["methods"], *record["controls"]]
-    board = page[page.index("Leaderboard") : page.index("Which method for which question")]
+    board = page[page.index("<h2>Leaderboard") : page.index("<h2>What these numbers do not")]
     assert re.findall(r"<b>(.*?)</b>", board) == record["ranks"]["order"]
     assert sorted(record["ranks"]["order"]) == sorted(rows)
     for name, cells in record["table"].items():
@@ -113,8 +113,9 @@ def test_the_page_has_every_row_and_number(record, page):
 def test_the_page_says_next_to_a_question_that_photos_are_too_few(record, page):
     said = [each for each in record["failures"] if each["kind"] == "question"]
     assert '"where"' in [each["what"] for each in said]
-    answers = page[page.index("Which method for which question") : page.index("What these numbers do not")]
+    answers = page[page.index("<h2>Which method for which question") : page.index("<h2>Leaderboard")]
     assert all(each["why"] in answers for each in said)
+    assert "Not shown: that any method is better than all controls." in answers
     assert page.count(said[0]["why"]) == len([each for each in said if each["why"] == said[0]["why"]])
 
 
@@ -150,6 +151,15 @@ def test_json(call, folder, capsys):
     assert printed == json.loads((folder / "other" / "verdict.json").read_text())
     assert set(printed["table"]) == {"gini", "specificity", "specificity_floor"}
     assert printed["seed"] == 3
+
+
+def test_what_the_code_of_a_model_prints_is_not_in_the_json(call, capsys):
+    chatty = TINY.replace(":tiny", ":chatty")
+    assert call("photos/0.png", "--model", chatty, "--methods", "saliency",
+                "--measures", "gini", "--out", "chatty", "--json") == 0  # fmt: skip
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["photos"]["n"] == 1
+    assert {"factory", "forward"} <= set(printed.err.split())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +17,6 @@ from rectgrad.cli.progress import progress
 from rectgrad.cli.report import waits
 from rectgrad.data import DATASETS, Dataset, Images
 from rectgrad.explanation import Network
-from rectgrad.models import load
 from rectgrad.photos import files
 from rectgrad.verdict import Verdict
 from rectgrad.verdict.judging import judged
@@ -76,9 +77,10 @@ def judge(
     photos = (
         shared.find_photos(images, out) if test is None else [Image.fromarray(each) for each in test.pixels]
     )
-    loaded = load(model, weights=weights, labels=labels)
-    loaded.module.to(resolved := shared.resolve_device(device))
-    shared.check_alone(loaded, resolved)
+    loaded, resolved, _ = shared.network(model, weights, labels, device, None)
+    printed = contextlib.redirect_stdout(sys.stderr)  # what the code of a model prints is no result
+    with printed:
+        shared.check_alone(loaded, resolved)
     shared.prepare_output(out)
     # A built-in network with the user's weights was trained on the dataset if the numbers of classes agree.
     fits = data is not None and weights is not None and len(data.classes) == len(loaded.labels)
@@ -88,7 +90,7 @@ def judge(
     if weights is not None:
         network = replace(network, name=f"{network.name} ({weights.name})")
     objects = masks if masks is not None or test is None else _masks(test)
-    with files.exclusive(out, lambda: waits(out)):  # both files of the verdict are from one run
+    with files.exclusive(out, lambda: waits(out)), printed:  # both files of the verdict are from one run
         verdict = judged(network, photos, methods, measures, objects, settings, out, engine, seed, progress)
     print(text(verdict.record), end="") if as_json else _print(verdict, out)
     broken = [each["why"] for each in verdict.failures if each["kind"] == "photo"]

@@ -14,7 +14,8 @@ the centre scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +24,53 @@ from torch import Tensor
 from rectgrad.metrics.checks import images, ratio
 
 Shape = tuple[int, int]  # rows and columns of cells
+LEAST = 0.02  # probability of a class that is recognised
+TOGETHER = 20  # composites that are tried at a time, at least
+
+
+class Usable(NamedTuple):
+    """The photos of composites, (count, cells), and how many composites were tried to find them."""
+
+    photos: Tensor
+    tried: int
 
 
 def grid_photos(classes: Tensor | Sequence[int], shape: Shape, count: int, seed: int = 0) -> Tensor:
     """The photos of `count` random composites, (count, cells): indices of photos with distinct classes."""
-    index, cells = torch.as_tensor(classes).cpu(), shape[0] * shape[1]
-    if len(index.unique()) < cells:
-        given = f"grid_photos(photos of {len(index.unique())} classes, shape={shape})"
-        raise ValueError(f"{given}: needs photos of at least {cells} classes")
-    random = torch.Generator("cpu").manual_seed(seed)
-    rows = [_distinct(index, torch.randperm(len(index), generator=random), cells) for _ in range(count)]
-    return torch.tensor(rows, dtype=torch.long).reshape(count, cells)
+    known, cells = _enough("grid_photos", classes, shape), shape[0] * shape[1]
+    return _drawn(known, cells, count, torch.Generator("cpu").manual_seed(seed))
+
+
+def usable_photos(
+    classes: Tensor | Sequence[int],
+    shape: Shape,
+    count: int,
+    tries: int,
+    usable: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+) -> Usable:
+    """The first `count` usable composites of random photos with distinct classes; fewer after `tries`.
+
+    Composite i asks for the class in cell i % cells. Each photo is asked for once: to ask for it again is no
+    further evidence.
+
+    usable: a function from photos, (n, cells), to booleans, (n, cells): whether the class in each cell may be
+    asked for. Default: every one.
+    """
+    known, cells = _enough("usable_photos", classes, shape), shape[0] * shape[1]
+    count, random = min(count, len(known)), torch.Generator("cpu").manual_seed(seed)
+    kept: dict[int, list[int]] = {}  # by the photo that is asked for
+    tried = 0
+    while len(kept) < count and tried < tries:
+        part = _drawn(known, cells, min(max(count, TOGETHER), tries - tried), random)
+        able = torch.ones_like(part, dtype=torch.bool) if usable is None else usable(part)
+        for photos, may in zip(part.tolist(), able.tolist(), strict=True):
+            if len(kept) == count:
+                break
+            cell, tried = len(kept) % cells, tried + 1
+            if may[cell]:
+                kept.setdefault(photos[cell], photos)
+    return Usable(torch.tensor([*kept.values()], dtype=torch.long).reshape(-1, cells), tried)
 
 
 def composites(photos: Tensor, index: Tensor, shape: Shape, fit: bool = False) -> Tensor:
@@ -53,12 +90,17 @@ def composites(photos: Tensor, index: Tensor, shape: Shape, fit: bool = False) -
     return torch.cat(lines, -2)
 
 
-def recognised(outputs: Tensor, classes: Tensor, least: float = 0.02) -> Tensor:
+def recognised(outputs: Tensor, classes: Tensor, least: float = LEAST) -> Tensor:
     """(count,), True where every class of a composite, (count, cells), has a probability above `least`.
 
     outputs: (count, classes) of the network for the composites, before the softmax.
     """
-    return (outputs.softmax(1).gather(1, classes.to(outputs.device)) > least).all(1)
+    return recognised_cells(outputs, classes, least).all(1)
+
+
+def recognised_cells(outputs: Tensor, classes: Tensor, least: float = LEAST) -> Tensor:
+    """(count, cells), True where the class of a cell has a probability above `least`."""
+    return outputs.softmax(1).gather(1, classes.to(outputs.device)) > least
 
 
 def grid_pointing(maps: Tensor, shape: Shape, cell: int | Sequence[int] | Tensor) -> Tensor:
@@ -84,11 +126,27 @@ def grid_pointing(maps: Tensor, shape: Shape, cell: int | Sequence[int] | Tensor
     return shares.gather(1, asked[:, None])[:, 0]
 
 
-def _distinct(classes: Tensor, order: Tensor, cells: int) -> list[int]:
+def _enough(call: str, classes: Tensor | Sequence[int], shape: Shape) -> list[int]:
+    """The class of each photo."""
+    known, cells = torch.as_tensor(classes).tolist(), shape[0] * shape[1]
+    if len(set(known)) < cells:
+        given = f"{call}(photos of {len(set(known))} classes, shape={shape})"
+        raise ValueError(f"{given}: needs photos of at least {cells} classes")
+    return known
+
+
+def _drawn(classes: list[int], cells: int, count: int, random: torch.Generator) -> Tensor:
+    """(count, cells): random photos with distinct classes."""
+    orders = (torch.randperm(len(classes), generator=random).tolist() for _ in range(count))
+    rows = [_distinct(classes, order, cells) for order in orders]
+    return torch.tensor(rows, dtype=torch.long).reshape(count, cells)
+
+
+def _distinct(classes: Sequence[int], order: Sequence[int], cells: int) -> list[int]:
     """The first photos in the given order that have different classes."""
     found: dict[int, int] = {}
-    for i in order.tolist():
-        found.setdefault(int(classes[i]), i)
+    for i in order:
+        found.setdefault(classes[i], i)
         if len(found) == cells:
             break
     return list(found.values())

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from rectgrad import photos
+from rectgrad.checks import check_input
 from rectgrad.explanation import Network
 from rectgrad.photos import UnreadableImageError, files
 from rectgrad.verdict.rows import tensor_digest
@@ -63,7 +64,8 @@ def album(network: Network, given: Any, limit: int) -> Album:
     if not inputs:
         reasons = f": {broken[0]['why']}" if broken else ""
         raise ValueError(f"no photo to judge{reasons}")
-    return Album(torch.stack(inputs), names, crops, places, len(pictures), broken)
+    check_input(together := torch.stack(inputs), together)
+    return Album(together, names, crops, places, len(pictures), broken)
 
 
 def _listed(given: Any) -> list[tuple[str, Any]]:
@@ -129,6 +131,12 @@ def _without_suffix(name: str, known: Mapping[str, Any]) -> str:
 
 def _mask(network: Network, picture: Any, size: tuple[int, ...]) -> Tensor:
     """True where a picture is bright. The mask of a photo is cropped like the photo."""
+    if isinstance(picture, (np.ndarray, Tensor)):
+        values = np.asarray(picture)
+        if values.dtype != bool or values.ndim != 2:
+            given = f"a mask of shape {values.shape} and type {values.dtype}"
+            raise ValueError(f"{given}: needs a boolean array (H, W), a picture or a path")
+        picture = Image.fromarray(np.uint8(255) * values)
     grey = (photos.read(picture) if isinstance(picture, (str, Path)) else picture).convert("RGB")
     if grey.size != (size[1], size[0]):
         crops = network.image_model is not None and network.own is None

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 INCONCLUSIVE = "inconclusive"
 SIMILAR = 0.2  # similarity above that of unrelated photos from which a map ignores the weights
 EQUAL = 0.9  # and from which it does in any case
+FEW = 6  # photos: an interval of fewer cannot cover 95 %
 
 
 def answers(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> dict[str, list[str] | str]:
@@ -131,7 +132,8 @@ def _no_better(
 
 
 def _with_values(names: Sequence[str], cells: Mapping[str, Json]) -> str:
-    return _listed([f"{row} ({cells[row]['mean']:.2f})" for row in names])
+    few = {row: f", n {cells[row]['n']}" for row in names if cells[row]["n"] < FEW}
+    return _listed([f"{row} ({cells[row]['mean']:.2f}{few.get(row, '')})" for row in names])
 
 
 def _why_open(question: str, methods: Sequence[str], controls: Sequence[str], verdict: Json) -> str:

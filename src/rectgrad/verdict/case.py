@@ -13,24 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from rectgrad.bench.environment import code_digest
-from rectgrad.metrics import grid
 from rectgrad.metrics.random_weights import layer_groups
 from rectgrad.metrics.scores import Scores
 from rectgrad.models.fingerprint import weights_digest
+from rectgrad.verdict.grids import Grid, grid_of, no_grid
 from rectgrad.verdict.measures import MEASURES
 from rectgrad.verdict.presets import Preset
 from rectgrad.verdict.rows import Row, source_of, tensor_digest
 
-SHAPES = ((2, 2), (1, 2))  # of grids, the first for which there are enough classes
-CANDIDATES = 200  # composites that are tried
-FEW = 8  # fewer composites cannot tell methods apart: larger cells are tried
-SURE = 0.9  # probability of the photos in composites of full size
 NOISE = 0.01  # radius of max-sensitivity, as a share of the value range
 COMPUTES = (  # what numbers depend on, besides the folders of `code_digest`
     "api.py",
     "checks.py",
     "explanation/captures.py",
-    *(f"verdict/{name}.py" for name in ("case", "matched", "photos", "rows", "units", "work")),
+    *(f"verdict/{name}.py" for name in ("case", "grids", "matched", "photos", "rows", "units", "work")),
 )
 GPU_VALUES = 3 * 50 * 224 * 224  # of the photos in a chunk
 CPU_PIXELS = 200_000  # on a CPU, activations of 4 photos of 224 x 224 fit the cache: 27 ms each, 39 ms at 8
@@ -41,19 +37,7 @@ class Chunk(NamedTuple):
 
     start: int
     stop: int
-    composite: bool = False
-
-
-class Grid(NamedTuple):
-    """Composites, and how many were dropped because the network does not recognise every class in them.
-
-    fit: cells are resized to fit the ordinary input (protocol B); else each has its full size (protocol A).
-    """
-
-    photos: Tensor  # (count, cells), by number
-    shape: tuple[int, int]
-    dropped: int
-    fit: bool = True
+    composite: str = ""  # a digest of the composites: near the limit, other machines may keep other ones
 
 
 @dataclass(frozen=True)
@@ -101,8 +85,8 @@ class Case:
         found = {
             name: lacking[need] for name in self.measures for need in MEASURES[name].needs if need in lacking
         }
-        if "grid_pointing" in self.measures and "grid_pointing" not in found and self.grid is None:
-            found["grid_pointing"] = "no grid of photos in which the network recognises every class"
+        if "grid_pointing" in self.measures and "grid_pointing" not in found and (why := no_grid(self)):
+            found["grid_pointing"] = why
         return found | (dict.fromkeys(self._of("randomisation"), why) if (why := self._fixed()) else {})
 
     def _of(self, unit: str) -> list[str]:
@@ -128,46 +112,7 @@ class Case:
 
     @functools.cached_property
     def grid(self) -> Grid | None:
-        """The first composites that the network recognises; None if there are none."""
-        if not self.has_classes or self.inputs.ndim != 4:
-            return None
-        if self.preset.full_size and (found := self._full_size()) is not None:
-            return found
-        classes, grids = self.outputs.argmax(1), []
-        for shape in SHAPES:
-            if len(classes.unique()) >= shape[0] * shape[1] and (found := self._recognised(classes, shape)):
-                grids.append(found)
-                if len(found.photos) >= FEW:
-                    break
-        return max(grids, key=lambda each: len(each.photos), default=None)
-
-    def _full_size(self) -> Grid | None:
-        """Composites of photos with a probability above 0.9; None if the network takes no larger inputs."""
-        sure = torch.nonzero(self.outputs.softmax(1).amax(1) > SURE)[:, 0]
-        classes, shape = self.outputs.argmax(1)[sure], SHAPES[0]
-        if len(classes.unique()) < 4:
-            return None
-        photos = sure[grid.grid_photos(classes, shape, self.preset.composites, self.seed)]
-        try:
-            outputs = self.evaluated(grid.composites(self.inputs, photos[:1], shape).to(self.device))
-        except Exception:  # any error of a network that does not accept the size
-            return None
-        return Grid(photos, shape, 0, fit=False) if outputs.shape == self.outputs[:1].shape else None
-
-    def _recognised(self, classes: Tensor, shape: tuple[int, int]) -> Grid | None:
-        index = grid.grid_photos(classes, shape, CANDIDATES, self.seed)
-        kept: list[int] = []
-        tried = 0
-        for start in range(0, CANDIDATES, 20):
-            part = index[start : start + 20]
-            images = grid.composites(self.inputs, part, shape, fit=True)
-            outputs = self.evaluated(images.to(self.device)).cpu()
-            kept += (start + torch.nonzero(grid.recognised(outputs, classes[part]))[:, 0]).tolist()
-            tried += len(part)
-            if len(kept) >= self.preset.composites:
-                break
-        kept = kept[: self.preset.composites]
-        return Grid(index[kept], shape, tried - len(kept)) if len(kept) > 1 else None
+        return grid_of(self) if self.has_classes and self.inputs.ndim == 4 else None
 
     def chunks(self) -> Iterator[Chunk]:
         """Chunks of photos, such that each count of the preset is at the end of a chunk; then composites."""
@@ -175,7 +120,9 @@ class Case:
         counts = {p.evaluated, p.repeated, p.costly, p.costly_repeated, p.matched}
         yield from _cut(len(self.inputs), self._chunk, counts)
         if self.wanted("grid") and self.grid is not None:
-            yield from (each._replace(composite=True) for each in _cut(len(self.grid.photos), self._chunk))
+            for each in _cut(len(self.grid.photos), self._chunk):
+                photos = self.grid.photos[each.start : each.stop]
+                yield each._replace(composite=tensor_digest(photos)[:8])
 
     @property
     def _chunk(self) -> int:
@@ -210,7 +157,8 @@ def batch_size(images: Tensor) -> int:
 
 
 def part_name(unit: str, row: Row, chunk: Chunk) -> str:
-    return f"{unit}-{row.name}-{row.digest}-{chunk.start}-{chunk.stop}"
+    name = f"{unit}-{row.name}-{row.digest}-{chunk.start}-{chunk.stop}"
+    return f"{name}-{chunk.composite}" if chunk.composite else name
 
 
 def _cut(n: int, size: int, counts: set[int] | frozenset[int] = frozenset()) -> Iterator[Chunk]:

@@ -143,6 +143,8 @@ def judged(
     """`judge`, for a network that is already loaded, with progress."""
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; engines are {', '.join(ENGINES)}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed!r}: needs an integer from 0 to 2**63 - 1")
     started, settings = time.monotonic(), preset_of(preset)
     if getattr(network.module, "training", False):
         raise ValueError(f"{network.name} is in training mode; call model.eval() first")
@@ -188,7 +190,7 @@ def _about(case: Case, network: Network, shown: Album, rows: Sequence[Row]) -> J
         "controls": [row.name for row in rows if row.control],
         "measures": {name: MEASURES[name].about() for name in case.measures},
         "grid": grid
-        and {"shape": grid.shape, "kept": len(grid.photos), "dropped": grid.dropped, "fit": grid.fit},
+        and {"shape": grid.shape, "kept": len(grid.photos), "tried": grid.tried, "fit": grid.fit},
         "preset": asdict(case.preset),
         "seed": case.seed,
         "digests": case.digests(),

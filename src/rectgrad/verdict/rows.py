@@ -67,6 +67,9 @@ def _methods(given: str | Sequence[str] | Mapping[str, Method], preset: Preset) 
         return {str(name): as_method(method, {}) for name, method in given.items()}
     if isinstance(given, str):
         given = every_name() if given == "all" else [name.strip() for name in given.split(",")]
+    if isinstance(given, Method) or not all(isinstance(name, str) for name in given):
+        wanted = 'names, "all", or a mapping from names to methods, such as {"mine": rectgrad.Saliency()}'
+        raise TypeError(f"methods must be {wanted}, not {given!r}")
     found = {name: as_method(name, {}) for name in given if name != "random"}
     unready = [name for name, method in found.items() if not method.ready]
     if unready:

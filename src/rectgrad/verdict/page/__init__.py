@@ -1,4 +1,4 @@
-"""verdict.html: one file that opens without a network connection. The leaderboard comes first."""
+"""verdict.html: one file that opens without a network connection. The answers come first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def page(record: Json, pictures: Sequence[Json] = ()) -> str:
     """The page of a record; `pictures` are data URLs of the photos on which methods disagree."""
     title = f"Which map to trust on {record['model']}"
     sections = [
-        _section("Leaderboard", leaderboard(record)),
         _section("Which method for which question", _answers(record)),
+        _section("Leaderboard", leaderboard(record)),
         _section("What these numbers do not show", _claims(record)),
         _section("Not judged", _failures(record)),
         _section("Every measure", cards(record)),
@@ -60,10 +60,10 @@ def _answers(record: Json) -> str:
     for question, meaning in QUESTIONS.items():
         answer = record["answers"][question]
         if answer == INCONCLUSIVE:
-            few = [e["why"] for e in record["failures"] if e["what"] == f'"{question}"']
-            said = '<p class="answer open">inconclusive</p>' + "".join(
-                f"<p>{escape(why)}.</p>" for why in few
-            )
+            why = [e["why"] + "." for e in record["failures"] if e["what"] == f'"{question}"']
+            own = f'"{question}": '
+            why += ["Not shown: " + c.removeprefix(own) for c in record["claims"] if c.startswith(own)]
+            said = '<p class="answer open">inconclusive</p>' + f"<p>{escape(' '.join(why))}</p>"
         else:
             names = "".join(f"<b>{escape(name)}</b>" for name in answer)
             said = f'<p class="answer">{names}</p>' + ("<p>Tied for best.</p>" if len(answer) > 1 else "")
@@ -125,9 +125,9 @@ def _settings(record: Json) -> str:
         grid = record["grid"]
         rows, columns = grid["shape"]
         size = "resized to fit the input" if grid["fit"] else "each at its full size"
+        only = ": the network gives every class a probability above 0.02" if grid["fit"] else ""
         lines["grids"] = (
-            f"{rows} x {columns} photos, {size}; {grid['kept']} kept, {grid['dropped']} dropped because the "
-            "network gave one of the classes a probability of 0.02 or less"
+            f"{rows} x {columns} photos, {size}; {grid['kept']} of {grid['tried']} that were tried{only}"
         )
     items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in lines.items())
     return f"<dl>{items}</dl>"

@@ -6,11 +6,10 @@ from html import escape
 from typing import Any
 
 from rectgrad.explanation.trust import LOW
-from rectgrad.verdict.answers import ignores_weights, unspecific
+from rectgrad.verdict.answers import FEW, ignores_weights, unspecific
 from rectgrad.verdict.table import places
 
 Json = dict[str, Any]
-FEW = 6  # photos: an interval of fewer cannot cover 95 %
 _KEY = " ".join(f'<span class="key {kind}">{kind}</span>' for kind in ("won", "tied", "lost"))
 _HEAD = (
     "",
