@@ -401,6 +401,8 @@ def test_wrong_layers():
         rectgrad.attribute(model, x, "gradcam", layer="3.shortcut")
     with pytest.raises(ValueError, match="variant must be one of 'gradcam', 'hirescam'"):
         GradCAM(variant="scorecam")
+    with pytest.raises(TypeError, match="GradCAM: layer must be a string, not 3"):
+        GradCAM(layer=3)
 
 
 # --- Guided Grad-CAM ---------------------------------------------------------------------------------------
