@@ -55,7 +55,7 @@ def test_expected_gradients_of_several_inputs_share_their_draws():
         (torch.rand(3, 8, 8), r"a tensor \(B, 3, 8, 8\) with a baseline in each row, not \(3, 8, 8\)"),
         (torch.rand(0, 3, 8, 8), r"not \(0, 3, 8, 8\)"),
         (0.5, "not 0.5"),
-        ([torch.rand(2, 3, 8, 8)], r"not \[tensor.* \[\.\.\.\]"),
+        ([torch.rand(2, 3, 8, 8)], r"not \[tensor"),
         (torch.rand(2, 3, 8, 9), "does not broadcast"),
         ((torch.rand(2, 3, 8, 8),) * 2, "2 baselines were given for 1 input"),
         (torch.full((2, 3, 8, 8), float("nan")), "the baseline contains a NaN"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def each_baseline(values: Any, inputs: Tensors) -> list[Tensors]:
     for b, x in zip(given, inputs, strict=False):
         if not isinstance(b, Tensor) or b.dim() != x.dim() or not 0 < len(b) == len(given[0]):
             wanted = f"a tensor (B, {', '.join(map(str, x.shape[1:]))}) with a baseline in each row"
-            found = tuple(b.shape) if isinstance(b, Tensor) else shorten(repr(b), 80)
+            found = tuple(b.shape) if isinstance(b, Tensor) else f"{b!r:.60}"
             raise ValueError(f"baselines must be {wanted}, not {found}")
     return [baselines(row, inputs) for row in zip(*given, strict=True)]
 

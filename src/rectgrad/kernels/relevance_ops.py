@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from textwrap import shorten
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -487,4 +486,4 @@ def bound(value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return given.expand(1, *shape[1:]).expand(shape)
     except (RuntimeError, TypeError, ValueError):
         wanted = f"a number, one for each channel, or a tensor for one sample, {tuple(shape[1:])}"
-        raise ValueError(f"low and high must be {wanted}, not {shorten(repr(value), 80)}") from None
+        raise ValueError(f"low and high must be {wanted}, not {value!r:.60}") from None

@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import Field, field, fields
-from textwrap import shorten
 from typing import Any
 
 from torch import Tensor
@@ -110,5 +109,4 @@ def check_baseline(method: Any) -> None:
 
 
 def wrong_option(method: Any, name: str, kind: type[Exception], wanted: str) -> Exception:
-    given = shorten(repr(getattr(method, name)), 80)
-    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {given}")
+    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r:.60}")
