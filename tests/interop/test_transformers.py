@@ -194,6 +194,22 @@ def test_the_class_layer(pixels, name):
     assert row.shape[1:] == shape
 
 
+def test_positions_that_are_no_image():
+    """MobileViTV2 has 4 positions in each of 16 patches, Hiera one window after the other."""
+    kinds = transformers.MobileViTV2Config, transformers.HieraConfig
+    options = {"width_multiplier": 0.25}, {"embed_dim": 8, "num_heads": [1] * 4, "depths": [1] * 4}
+    patches, windows = (kind(num_labels=5, **each) for kind, each in zip(kinds, options, strict=True))
+    kept = rectgrad.record(
+        transformers.MobileViTV2ForImageClassification(patches).eval(), torch.randn(1, 3, 256, 256)
+    )
+    kept.attribute("gradcam", target=1)
+    assert [row.shape[2:] for row in kept.trace.rows if row.rule == "class layer"] == [(8, 8)]
+    model = transformers.HieraForImageClassification(windows).eval()
+    for method in "gradcam", "rectgrad_gated":
+        with pytest.raises(rectgrad.UnsupportedModelError, match="no activation with positions"):
+            rectgrad.attribute(model, torch.randn(1, 3, 224, 224), method, target=1)
+
+
 @pytest.mark.parametrize("name", ["ViT", "Swin"])
 def test_both_ways_of_attention_have_the_same_maps(pixels, name):
     """Torch's fused attention, and the one written out, whose softmax is always of float32."""

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from rectgrad.kernels.positions import Grids
+from rectgrad.kernels.positions import Grids, mirrors
 
 N = 2
 
 
-def grids(*calls: tuple, dims: int = 2) -> Grids:
-    """What a pass of these calls, (name, family, source, shape), has met."""
-    found = Grids(N, {dims})
+def grids(*calls: tuple, dims: int = 2, side: int = 1) -> Grids:
+    """What a pass of these calls, (name, family, source, shape), has met. side: of the input."""
+    found = Grids(N, [(N, 3, *(side,) * dims)])
     for call in calls:
         found.meet(*call)
     return found
@@ -114,3 +114,68 @@ def test_other_numbers_of_dimensions():
 def test_other_first_dimensions_have_no_positions():
     assert grids(CONV).image((N * 4, 8, 3, 4), False) is None
     assert grids(CONV).image((N, 12), False) is None
+
+
+def test_a_pointwise_convolution_is_no_evidence_of_an_image():
+    """As in MobileViTV2: positions within a patch, and patches."""
+    call, weight = ("conv2d", "conv", (N, 8, 4, 6), (N, 9, 4, 6)), torch.ones(9, 8, 1, 1)
+    assert grids((*call, (0, weight, None))).image((N, 9, 4, 6), False) is None
+    assert grids((*call, (0, torch.ones(9, 8, 3, 3), None))).image((N, 9, 4, 6), False) is not None
+    known = ("max_pool2d", "max_pool", (N, 8, 8, 12), (N, 8, 4, 6))
+    assert grids(known, (*call, (0, weight, None))).image((N, 9, 4, 6), False) is not None
+    own = ("conv2d", "conv", (N, 3, 7, 7), (N, 9, 7, 7), (0, weight, None))
+    assert grids(own, side=7).image((N, 9, 7, 7), False) is not None  # of the input
+
+
+def test_patches_become_tokens():
+    for patches in ((N, 3, 4, 2, 2, 5), (N, 3, 4, 5, 2, 2)):
+        found = Grids(N, [(N, 5, 6, 8)])
+        found.meet("reshape", "", patches, (N, 12, 20))
+        assert found.image((N, 12, 7), True).grid == (3, 4)
+
+
+def test_windows_and_their_heads_are_no_image():
+    """As in Hiera, whose tokens are in the order of windows."""
+    windows = ("reshape", "", (N * 4, 3, 4, 8), (N, 48, 8))
+    stem = ("conv2d", "conv", (N, 3, 24, 32), (N, 8, 6, 8))
+    assert grids(stem).image((N, 48, 8), True).grid == (6, 8)
+    assert grids(stem, windows).image((N, 48, 8), True) is None
+    heads = ("reshape", "", (N, 48, 24), (N, 4, 12, 3, 2, 4)), ("reshape", "", (N, 4, 12, 2, 4), (N, 48, 8))
+    pooled = ("view", "", (N, 48, 8), (N, 4, 12, 8)), ("view", "", (N, 12, 8), (N, 4, 3, 8))
+    found = grids(stem, windows, *heads, *pooled)
+    assert found.image((N, 48, 8), True) is None
+    assert found.image((N, 12, 8), True) is None
+    assert grids(stem, *heads).image((N, 48, 8), True).grid == (6, 8)
+
+
+def test_unfolded_windows_are_no_tokens():
+    parts = ("unfold", None, (N, 3, 4, 6), (N, 12, 6)), ("reshape", "", (N, 12, 6), (N, 3, 4, 6))
+    assert grids(*parts).image((N, 3, 4, 6), True) is None
+
+
+@pytest.mark.parametrize("call", [
+    ("view", "", (N, 5, 6), (N, 5, 2, 3)),
+    ("reshape", "", (N, 5, 2, 3), (N, 5, 6)),
+    ("conv1d", "conv", (N, 9, 5), (N, 9, 5)),
+])  # fmt: skip
+def test_words_are_no_positions(call):
+    found = Grids(N, [(N, 5, 6)])
+    found.meet(*call)
+    assert found.image((N, 5, 9), True) is None
+    assert found.image((N, 9, 5), False) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "given", "expected"),
+    [
+        ("flip", 4, (-1,), True),
+        ("flip", 4, (0, [1, 2]), True),
+        ("flip", 4, (1,), False),  # channels
+        ("flip", 3, (1,), True),
+        ("flip", 4, ([0],), False),
+        ("rot90", 4, (2, (2, 3)), True),
+        ("roll", 4, (2, 3), False),
+    ],
+)
+def test_what_mirrors_an_image(name, sizes, given, expected):
+    assert mirrors(name, (2, 3, 4, 5)[:sizes], given) is expected

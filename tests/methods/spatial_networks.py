@@ -101,7 +101,34 @@ class Keys(nn.Module):
         return keys.relu().mean((1, 2))
 
 
+class Words(nn.Module):
+    """Embeddings (N, T, C) by a convolution along the words, as in Mamba, and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.block, self.head = nn.Conv1d(6, 6, 3, padding=1), Block(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.conv(x.transpose(1, 2))).transpose(1, 2)
+        return self.head(F.silu(self.block(y).unflatten(2, (2, 3))).flatten(2).mean(1))
+
+
+class Mirrored(nn.Module):
+    """The scores of an image and of its mirror image, as some average them at test time."""
+
+    def __init__(self, *turns):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        )
+        self.head, self.turns = nn.Linear(4, 3), turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(self.head(self.body(turn(x)).mean((2, 3))) for turn in self.turns)
+
+
 REFUSED = {
+    "words": (Words(), (2, 5, 6), r"has shape \(2, 5, 2, 3\)"),
     "keys": (Keys(), (2, 5, 6), r"has shape \(2, 2, 5, 3\)"),
     "dense": (nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)), (2, 6), r"has shape \(2, 9\)"),
     "no activation": (

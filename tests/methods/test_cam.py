@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from rectgrad.kernels.class_maps import VARIANTS
 from rectgrad.kernels.draws import noisy
 from rectgrad.rules import class_layer
 from reference.cam import class_map, reference_cam, resize, spread
-from spatial_networks import REFUSED, ChannelsLast, Tokens, bridged, differing, layers_of, vit
+from spatial_networks import REFUSED, ChannelsLast, Mirrored, Tokens, bridged, differing, layers_of, vit
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -206,6 +207,34 @@ def test_a_sample_without_any_gradient_has_a_zero_map():
         assert maps.flatten(1).any(1).tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    "turn", [lambda x: x.flip(-1), lambda x: torch.flip(x, (2, 3)), partial(torch.rot90, dims=(2, 3))]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mirrored_copy_has_no_class_layer(turn, first):
+    turns = [turn, nn.Identity()] if first else [nn.Identity(), turn]
+    model, x = Mirrored(*turns).double().eval(), torch.randn(2, 2, 8, 8).double()
+    alone = Mirrored(nn.Identity())
+    alone.load_state_dict(model.state_dict())
+    maps = rectgrad.attribute(model, x, "gradcam", target=1, variant="layercam")
+    assert_same(maps, rectgrad.attribute(alone.double().eval(), x, "gradcam", target=1, variant="layercam"))
+
+
+def test_a_mirrored_image_alone_is_refused():
+    model = Mirrored(lambda x: x.flip(-1)).double().eval()
+    for method in "gradcam", "rectgrad_gated":
+        with pytest.raises(UnsupportedModelError, match="no activation with positions"):
+            rectgrad.attribute(model, torch.randn(2, 2, 8, 8).double(), method)
+
+
+@pytest.mark.parametrize("turn", [lambda x: x.flip(1), lambda x: x.flip(-1).flip(-1)])
+def test_reversed_channels_are_no_mirror_image(turn):
+    model, x = Mirrored(turn).double().eval(), torch.randn(2, 2, 8, 8).double()
+    kept = rectgrad.record(model, x)
+    kept.attribute("gradcam", target=1)
+    assert layers_of(kept.trace) == ["body.3"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_without_a_class_layer_is_refused(name):
     model, shape, words = REFUSED[name]
@@ -372,6 +401,8 @@ def test_wrong_layers():
         rectgrad.attribute(model, x, "gradcam", layer="3.shortcut")
     with pytest.raises(ValueError, match="variant must be one of 'gradcam', 'hirescam'"):
         GradCAM(variant="scorecam")
+    with pytest.raises(TypeError, match="GradCAM: layer must be a string, not 3"):
+        GradCAM(layer=3)
 
 
 # --- Guided Grad-CAM ---------------------------------------------------------------------------------------

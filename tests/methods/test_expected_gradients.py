@@ -55,6 +55,7 @@ def test_expected_gradients_of_several_inputs_share_their_draws():
         (torch.rand(3, 8, 8), r"a tensor \(B, 3, 8, 8\) with a baseline in each row, not \(3, 8, 8\)"),
         (torch.rand(0, 3, 8, 8), r"not \(0, 3, 8, 8\)"),
         (0.5, "not 0.5"),
+        ([torch.rand(2, 3, 8, 8)], r"not \[tensor"),
         (torch.rand(2, 3, 8, 9), "does not broadcast"),
         ((torch.rand(2, 3, 8, 8),) * 2, "2 baselines were given for 1 input"),
         (torch.full((2, 3, 8, 8), float("nan")), "the baseline contains a NaN"),
@@ -63,8 +64,9 @@ def test_expected_gradients_of_several_inputs_share_their_draws():
 @pytest.mark.parametrize("method", ["expected_gradients", "deeplift_shap"])
 def test_baselines_that_make_no_sense(method, baselines, said):
     model, x = NETWORKS["plain_cnn"](0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as raised:
         rectgrad.attribute(model, x, method, 1, baselines=baselines)
+    assert len(str(raised.value)) < 200
 
 
 def test_as_many_draws_as_one_likes_tend_to_completeness():

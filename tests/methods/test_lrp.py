@@ -386,6 +386,13 @@ def test_bounds_are_asked_for_and_checked():
             ValueError, match=r"low and high must be a number, one for each channel, or a tensor"
         ):
             by_composite(model, x, "epsilon_gamma_box", low=low)
+    with pytest.raises(ValueError) as raised:
+        by_composite(model, x, "epsilon_gamma_box", low=torch.zeros(4, 40, 40))
+    assert len(str(raised.value)) < 200
+    bounds = {"low": [-2.0, -1.0, -3.0], "high": (2.0, 3.0, 1.0)}  # one for each channel, in either form
+    same = {name: torch.tensor(each, dtype=x.dtype).reshape(3, 1, 1) for name, each in bounds.items()}
+    maps = (rectgrad.attribute(model, x, "lrp", composite="deep_taylor", **each) for each in (bounds, same))
+    assert torch.equal(*maps)
 
 
 def test_only_layers_without_another_one_before_are_first():

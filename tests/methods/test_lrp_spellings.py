@@ -82,6 +82,26 @@ def test_a_constant_divided_by_data_passes_relevance_unchanged(method):
     assert_alike(lambda h: ONE / (1 + torch.exp(-h)), lambda h: (1 + torch.exp(-h)).reciprocal(), method)
 
 
+@EVERY
+def test_a_step_function_is_a_constant_in_a_product(method):
+    """Its gradient is 0, so that its share of the relevance was lost."""
+    assert_alike(lambda h: h * h.sign(), torch.abs, method)
+    for step, shift in (torch.floor, 2), (torch.trunc, 2), (torch.ceil, 1), (torch.round, 1.5):
+        assert_alike(
+            lambda h, f=step, c=shift: h.sigmoid() * f(h.sigmoid() + c), lambda h: h.sigmoid() * 2, method
+        )
+
+
+@pytest.mark.parametrize("bridge", [False, True])
+def test_relevance_is_conserved_in_lp_pooling(bridge):
+    model, x = between(lambda h: F.lp_pool1d(h[:, None], 2, 1)[:, 0])
+    if bridge:
+        remember_bridged(model)
+    kept = rectgrad.record(model, x)
+    kept.attribute("epsilon_lrp", 1)
+    assert kept.trace.conservation.error.abs().max() < 1e-6
+
+
 def mixed(convert) -> Callable[[Tensor], Tensor]:
     """Attention among the units, whose weights are computed in float32 and converted back."""
 

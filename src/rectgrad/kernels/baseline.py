@@ -46,9 +46,8 @@ def each_baseline(values: Any, inputs: Tensors) -> list[Tensors]:
     for b, x in zip(given, inputs, strict=False):
         if not isinstance(b, Tensor) or b.dim() != x.dim() or not 0 < len(b) == len(given[0]):
             wanted = f"a tensor (B, {', '.join(map(str, x.shape[1:]))}) with a baseline in each row"
-            raise ValueError(
-                f"baselines must be {wanted}, not {tuple(b.shape) if isinstance(b, Tensor) else b!r}"
-            )
+            found = tuple(b.shape) if isinstance(b, Tensor) else f"{b!r:.60}"
+            raise ValueError(f"baselines must be {wanted}, not {found}")
     return [baselines(row, inputs) for row in zip(*given, strict=True)]
 
 

@@ -477,7 +477,7 @@ def scaled(w: Tensor, scale: Tensor, family: str, groups: int) -> Tensor:
 def bound(value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A number, one for each channel, or a tensor, for inputs of this shape."""
     try:
-        if isinstance(value, tuple):  # one number at a time: a capture must not copy from the CPU
+        if isinstance(value, (tuple, list)):  # one number at a time: a capture must not copy from the CPU
             given = torch.stack([like.new_full((), each) for each in value]).reshape(
                 -1, *(1,) * (len(shape) - 2)
             )
@@ -486,4 +486,4 @@ def bound(value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return given.expand(1, *shape[1:]).expand(shape)
     except (RuntimeError, TypeError, ValueError):
         wanted = f"a number, one for each channel, or a tensor for one sample, {tuple(shape[1:])}"
-        raise ValueError(f"low and high must be {wanted}, not {value!r}") from None
+        raise ValueError(f"low and high must be {wanted}, not {value!r:.60}") from None

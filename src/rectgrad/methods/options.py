@@ -89,14 +89,13 @@ def _wrong(value: Any, kind: str, declared: Any) -> tuple[type[Exception], str] 
     if kind == "Method" and not hasattr(value, "maps"):
         return TypeError, "a method or its name"
     if kind not in ("int", "float"):
-        return None
+        return (TypeError, "a string") if kind == "str" and not isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int if kind == "int" else (int, float)):
         return TypeError, "an integer" if kind == "int" else "a number"
-    bounded = low > -math.inf
-    if low <= value <= high and not (bounded and value == math.inf):
+    if low <= value <= high and (low == -math.inf or value < math.inf):
         return None
     wanted = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-    return ValueError, wanted if bounded else "a number"
+    return ValueError, wanted if low > -math.inf else "a number"
 
 
 def check_baseline(method: Any) -> None:
@@ -110,4 +109,4 @@ def check_baseline(method: Any) -> None:
 
 
 def wrong_option(method: Any, name: str, kind: type[Exception], wanted: str) -> Exception:
-    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r}")
+    return kind(f"{type(method).__name__}: {name} must be {wanted}, not {getattr(method, name)!r:.60}")

@@ -34,7 +34,8 @@ FAMILIES: dict[str, str] = {
     "clamp": "clamp clip clamp_min hardtanh threshold",
     "squash": "sigmoid expit tanh hardsigmoid softsign logsigmoid log_sigmoid tanhshrink",
     "unary": "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal abs absolute erf erfc sin cos "
-    "tan atan arctan sinh cosh asinh pow rpow rdiv float_power clamp_max softshrink hardshrink",
+    "tan atan arctan sinh cosh asinh pow rpow rdiv float_power clamp_max softshrink hardshrink "
+    "sign sgn floor ceil round trunc fix",
     "conv": "conv1d conv2d conv3d convolution _convolution",
     "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
     "linear": "linear",

@@ -27,7 +27,7 @@ from rectgrad.engine.trace import outermost
 from rectgrad.kernels.class_maps import Gate, class_map
 from rectgrad.kernels.closed_forms import relu_gradient
 from rectgrad.kernels.device import is_capturing
-from rectgrad.kernels.positions import Grids, Image
+from rectgrad.kernels.positions import Grids, Image, mirrors
 from rectgrad.ops.arguments import Slot
 
 _NAME = "class layer"
@@ -152,15 +152,18 @@ def _output_of(name: str, passed: Pass) -> Op:
 
 
 def _images(wanted: set[int], passed: Pass, request: Request) -> dict[int, Image]:
-    """How the positions of ops are laid out, by id, without ops that have none. The positions are those of
-    the last image in the pass before the op, or of the first one after it."""
-    grids, met = Grids(passed.n, {x.dim() - 2 for x in request.inputs}), dict[int, tuple[Op, int]]()
+    """How the positions of ops are laid out, by id, without ops that have none or a mirrored image. The
+    positions are those of the last image in the pass before the op, or of the first one after it."""
+    grids, met, mirrored = Grids(passed.n, (x.shape for x in request.inputs)), {}, set[int]()
     for row in passed.trace.rows:
-        grids.meet(row.name, row.family, row.source, row.shape)
-        if row.op is not None and row.family == "cat" and row.op.argument("dim", 0) in (1, -2):
-            parts, shapes = row.op.spec.argument("tensors", row.op.args, row.op.kwargs), row.op.input_shapes
+        op, given = row.op, () if row.op is None else (*row.op.args, *row.op.kwargs.values())
+        grids.meet(row.name, row.family, row.source, row.shape, given)
+        if op is not None and row.family == "cat" and op.argument("dim", 0) in (1, -2):
+            parts, shapes = op.spec.argument("tensors", op.args, op.kwargs), op.input_shapes
             grids.join((shapes[x] if type(x) is Slot else x.shape, type(x) is Slot) for x in parts)
-        if row.op is not None and id(row.op) in wanted:
-            met[id(row.op)] = row.op, grids.now
+        if op is not None and mirrors(op.name, op.shape, given) ^ any(id(x) in mirrored for x in op.sources):
+            mirrored.add(id(op))
+        elif op is not None and id(op) in wanted:
+            met[id(op)] = op, grids.now
     seen = {key: grids.image(op.shape, op.facts.channels_last, now) for key, (op, now) in met.items()}
     return {key: image for key, image in seen.items() if image is not None}

@@ -20,6 +20,7 @@ from rectgrad.ops.table import CHANGES_SHAPE
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 WEIGHTED = (*CONVOLUTIONS, "linear", "matmul")
+_CONSTANT = set("rsqrt reciprocal rdiv div divide true_divide sign sgn floor ceil round trunc fix".split())
 # Calls whose result is not negative if their inputs are not.
 _SIGN_KEEPING = CHANGES_SHAPE | set("cat concat clone dropout __getitem__ chunk split mean sum pad".split())
 
@@ -42,7 +43,7 @@ def find_layers(graph: Graph, softmax: bool = True) -> None:
 
 def _find_constants(graph: Graph, softmax: bool) -> None:
     """Set which inputs are constant, and which two ops are one linear map for the epsilon rule. Inputs are
-    constant if they depend on the network's input only through a softmax or a norm's denominator."""
+    constant if they depend on the network's input only through a softmax, a norm's denominator or a step."""
     ends = {node for node, op in graph.ops.items() if _inverts(op) or (softmax and op.family == "softmax")}
     data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
     for node, op in graph.ops.items():
@@ -56,10 +57,10 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
 
 
 def _inverts(op: Op) -> bool:
-    """Whether an op divides a constant by its data, or by a power of it."""
+    """Whether an op divides a constant by its data, or by a power of it, or is a step function."""
     if op.name in ("pow", "float_power"):
         return any(type(each) in (int, float) and each < 0 for each in (*op.args[1:], *op.kwargs.values()))
-    return op.family == "unary" and op.name in "rsqrt reciprocal rdiv div divide true_divide".split()
+    return op.family == "unary" and op.name in _CONSTANT
 
 
 def _find_weight(op: Op) -> bool:
