@@ -192,7 +192,9 @@ def test_maps_that_arrive_late_do_not_hide_an_error(folder, opened):
         before = page.inner_text("#status")
         for route in held:
             route.continue_()
-        page.wait_for_function("before => document.querySelector('#status').textContent !== before", arg=before)
+        page.wait_for_function(
+            "before => document.querySelector('#status').textContent !== before", arg=before
+        )
         assert "broken.jpg: not an image" in page.inner_text("#message")
         page.context.close()
 
