@@ -157,6 +157,16 @@ def test_a_reader_that_stops_reading_is_no_error():
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="starts the command from a shell")
+def test_closed_streams_are_no_error(tmp_path):
+    """As of a scheduler that starts the command without any."""
+    photo(tmp_path / "cat.png")
+    command = [sys.executable, "-m", "rectgrad", "explain", "cat.png", "--model", TINY, "--out", "r"]
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command]
+    assert subprocess.run(closed, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "r" / "cat.png").exists()
+
+
 RAISES = """
 class Ends(BaseException):
     pass
