@@ -42,6 +42,10 @@ def without_weights() -> nn.Module:
     return nn.Linear(3, 2, device="meta")
 
 
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyConv2d(3, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+
 class OneOutput(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.relu().mean((1, 2, 3))

@@ -96,7 +96,9 @@ def unsupported_module(module: nn.Module, has_rules: bool) -> str | None:
 
 def are_probabilities(outputs: object) -> bool:
     """Whether a model's outputs are probabilities of two classes or more, as softmax makes them."""
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2 or not len(outputs):
+    if not isinstance(outputs, Tensor) or outputs.is_complex() or outputs.dim() != 2:
+        return False
+    if outputs.shape[1] < 2 or not len(outputs):
         return False
     rows = outputs.detach().float()
     return bool(rows.min() >= 0) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())

@@ -117,6 +117,13 @@ def test_a_photo_is_named_by_an_id_that_the_session_was_given(served, client):
     )
 
 
+def test_every_error_has_a_message(client):
+    """Those of the router and of the parser, too."""
+    client.http.headers["Content-Type"] = "application/json"
+    for answer in (client.http.get("/nothing"), client.http.post("/api/open", content=b"[" * 60_000)):
+        assert list(answer.json()) == ["error"]
+
+
 def test_an_upload_cannot_choose_where_it_is_stored(client):
     for name in (
         "../../../../tmp/rectgrad-escaped.png",

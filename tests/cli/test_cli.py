@@ -92,6 +92,10 @@ ERRORS = {
         ["explain", "photo.png", "--model", TINY, "--device", "meta"],
         "device 'meta' is not available: this installation",
     ),
+    "lazy layers": (
+        ["explain", "--model", TINY.replace(":tiny", ":lazy"), "photo.png"],
+        "lazy layers without",
+    ),
     "bad device": (["explain", "--model", TINY, "--device", "quantum"], "unknown device 'quantum'"),
     "empty name": (["explain", ""], "empty"),
     "too few names": (
@@ -107,6 +111,12 @@ ERRORS = {
     "needs a tensor": (["explain", "--method", "deeplift_shap", "--model", TINY], "needs baselines"),
     "bad comparison": (["compare", "--methods", "saliency,x"], "unknown method 'x'"),
     "out is a file": (["explain", "--model", TINY, "--out", "taken"], "taken"),
+    "weights that no option reads": (
+        ["train", "--out", "net.pt"],
+        "a .safetensors file to write, not 'net.pt'",
+    ),
+    "weights into a file": (["train", "--out", "taken/a.safetensors"], "the path of a file to write"),
+    "records into a file": (["reproduce", "noise-level", "--out", "taken/a"], "is a file, not a folder"),
     "unreadable photo": (["layers", "taken", "--model", TINY], "taken"),
     "unreadable photo to explain": (["explain", "taken", "--model", TINY], "taken: not an image"),
     "bad picture": (["explain", "--only", "photo"], "map or overlay"),

@@ -157,6 +157,17 @@ def test_a_reader_that_stops_reading_is_no_error():
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="starts the command from a shell")
+def test_closed_streams_are_no_error(tmp_path):
+    """As of a scheduler that starts the command without any."""
+    for i in range(2):
+        photo(tmp_path / "photos" / f"{i}.png", seed=i)
+    command = [sys.executable, "-m", "rectgrad", "explain", "photos", "--model", TINY, "--out", "r"]
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command]
+    assert subprocess.run(closed, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "r" / "1.png").exists()
+
+
 RAISES = """
 class Ends(BaseException):
     pass

@@ -246,6 +246,23 @@ def test_results_are_not_explained_and_runs_add_up(run, tmp_path):
     assert len(Path("explained/explained.jsonl").read_text().splitlines()) == 3
 
 
+def test_results_of_another_command_are_not_compared(run, tmp_path):
+    photo(tmp_path / "a.png")
+    run("explain", ".", "--model", TINY, "--q", "60")
+    run("compare", ".", "--model", TINY, "--q", "60", "--methods", "saliency")
+    assert len(Path("compared/explained.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_photo_that_does_not_fit_into_memory_is_named(run, tmp_path, monkeypatch):
+    def decode(*_):
+        raise MemoryError
+
+    photo(tmp_path / "a.png")
+    monkeypatch.setattr("rectgrad.photos.decode", decode)
+    status, _, err = run("explain", "a.png", "--model", TINY)
+    assert (status, err) == (2, "rectgrad: a.png: not enough memory\n")
+
+
 @pytest.mark.parametrize("missing", ["nowhere.png", "nothing-*.png", "none/"])
 def test_a_missing_photo_among_others_is_listed_at_the_end(run, tmp_path, monkeypatch, missing):
     monkeypatch.chdir(tmp_path)

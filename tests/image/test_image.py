@@ -81,6 +81,12 @@ def test_a_sheet_holds_its_panels_at_their_place():
     assert image.sheet([panels], dark=True).getpixel((1, 1)) == (16, 17, 20)
 
 
+def test_a_long_caption_is_shortened():
+    """Class names come from files of others; the page is as wide as its caption."""
+    panels = [[image.Panel(Image.new("RGB", (50, 50)))]]
+    assert image.sheet(panels, "a" * 100_000).width < image.sheet(panels, "a" * 200).width + 50
+
+
 def test_small_pictures_are_enlarged_by_whole_pixels():
     tiny = Image.fromarray(np.array([[[0, 0, 0], [255, 255, 255]]] * 2, dtype=np.uint8))
     page = image.sheet([[image.Panel(tiny, framed=False)]], cell=64)

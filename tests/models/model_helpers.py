@@ -16,7 +16,7 @@ PACKAGES = "timm", "torchvision", "transformers", "huggingface_hub"
 
 def model_of(module: nn.Module | None = None, **changes) -> ImageModel:
     fields = {"labels": [], "size": (16, 16), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_fraction": 1.0}
-    return ImageModel("mine", module or nn.Flatten(), **{**fields, **changes})
+    return ImageModel("mine", **{"module": module or nn.Flatten(), **fields, **changes})
 
 
 def scores(model: ImageModel, picture: Image.Image) -> torch.Tensor:

@@ -74,10 +74,21 @@ def test_prepare_wants_the_cropped_picture():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size": (0, 4)}, {"mean": (0.5,)}, {"std": (0.5, 0, 0.5)}, {"crop_fraction": 1.5}]
+    "wrong",
+    [
+        {"size": (0, 4)},
+        {"size": (4.0, 4.0)},
+        {"mean": (0.5,)},
+        {"std": (0.5, 0, 0.5)},
+        {"crop_fraction": 1.5},
+        {"interpolation": "cubic"},
+        {"module": lambda x: x},
+        {"labels": None},
+        {"labels": [1, 2]},
+    ],
 )
 def test_impossible_inputs_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
         model_of(**wrong)
 
 

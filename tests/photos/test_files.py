@@ -38,6 +38,13 @@ def test_two_files_never_share_a_name(tmp_path):
     assert len(twice) == 4
 
 
+def test_results_of_other_runs_are_no_photos(tmp_path):
+    touch(tmp_path, "a.jpg", "deep/b.jpg", "deep/results/b.png", "deep/results/thumbnails/b.jpg")
+    touch(tmp_path, f"deep/results/{files.RECORDS}", "results/c.png")
+    assert [s.name for s in files.sources([str(tmp_path)])] == ["a", "deep/b", "results/c"]
+    assert [s.name for s in files.sources([str(tmp_path / "deep" / "results")])] == ["b", "thumbnails/b"]
+
+
 def test_same_file_names_in_two_places(tmp_path):
     touch(tmp_path, "a/cat.jpg", "b/cat.jpg")
     names = [s.name for s in files.sources([str(tmp_path / "a"), str(tmp_path / "b")])]

@@ -114,3 +114,14 @@ def test_names_of_devices(name):
 def test_folders_do_not_end_in_dots_or_spaces(name):
     [found] = unique_names([(Path(name, "a.jpg"), Path(name, "a.jpg"))])
     assert found == f"{name}_/a"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_names_can_be_stored_where_file_names_are_not_utf8(monkeypatch, encoding):
+    """In such a locale, Python reads the bytes of a name in that encoding, or escapes them."""
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: encoding)
+    paths = [
+        Path("/photos", name.encode().decode(encoding, "surrogateescape")) for name in ("фото.jpg", "кот.jpg")
+    ]
+    names = unique_names([(path, Path(path.name)) for path in paths])
+    assert len({name.encode(encoding) for name in names}) == 2

@@ -22,6 +22,7 @@ from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as AnyHTTPException
 
 from rectgrad import image
 from rectgrad.app import controls, drawing, script, streams
@@ -229,8 +230,8 @@ def create(explorer: Explorer) -> FastAPI:
     static = page_files()
     service, sessions = explorer.service, explorer.sessions
 
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
+    @app.exception_handler(AnyHTTPException)  # those of the router and of the parser, too
+    async def refused(_: Request, error: AnyHTTPException) -> Response:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     @app.exception_handler(RequestValidationError)

@@ -134,6 +134,9 @@ class CommandExit(SystemExit):
 
 @_ended_by_second_interrupt()
 def main() -> None:
+    for name in ("stdout", "stderr"):  # closed by the caller, or a Windows program without a console
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for paths that are not UTF-8
     try:

@@ -102,13 +102,11 @@ def bench(
 
 
 def _file(as_json: str | None) -> Path | None:
-    """The output file. It is checked first, because the measurements may take an hour."""
+    """The output file."""
     if as_json in (None, "-"):
         return None
     file = Path(as_json)
-    parent = next(each for each in file.absolute().parents if each.exists())
-    if file.is_dir() or not parent.is_dir():
-        raise ValueError(f"--json must be the path of a file to write, or - for stdout, not {as_json!r}")
+    shared.check_file("--json", file, ", or - for stdout")
     return file
 
 

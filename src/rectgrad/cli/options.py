@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from torch.nn.parameter import is_lazy
 
 from rectgrad.explanation.network import check_device
 from rectgrad.methods import Method, RectGrad
@@ -123,6 +124,8 @@ def network(name: str, weights: Path | None, labels: Path | None, device: str, t
     resolved = resolve_device(device)
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
         model = load(name, weights=weights, labels=labels)
+    if any(map(is_lazy, (*model.module.parameters(), *model.module.buffers()))):
+        raise ValueError(f"{name} has lazy layers without weights; run the network once in the factory")
     try:
         model.module.to(resolved)
     except NotImplementedError as error:
@@ -226,10 +229,22 @@ def code_of(model: str) -> tuple:
 
 def prepare_output(out: Path) -> None:
     """Checks that results can be written to `out`. The folder is created with the first result."""
+    check_folder(out)
+    files.remove_partial_files(out)
+
+
+def check_folder(out: Path) -> None:
     existing = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise ValueError(f"--out {str(out)!r}: {str(existing)!r} is a file, not a folder")
-    files.remove_partial_files(out)
+
+
+def check_file(option: str, file: Path, other: str = "") -> None:
+    """Checks that a file can be written. It is checked first, because the work may take an hour. other: what
+    else the option takes."""
+    parent = next(each for each in file.absolute().parents if each.exists())
+    if file.is_dir() or not parent.is_dir():
+        raise ValueError(f"{option} must be the path of a file to write{other}, not {str(file)!r}")
 
 
 def exit_status(broken: list[str], several: bool) -> int:

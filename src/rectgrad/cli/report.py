@@ -41,7 +41,8 @@ def process(
 
         def done(source: Source, result: Json | BaseException) -> None:
             if isinstance(result, BaseException):
-                broken.append(str(result))
+                memory = isinstance(result, MemoryError)  # has no message of its own
+                broken.append(f"{source.path}: not enough memory" if memory else str(result))
                 index.add(None)
             else:
                 records[source.name] = result

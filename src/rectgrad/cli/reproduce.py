@@ -51,6 +51,7 @@ def reproduce(
         return
     if name != "all" and (images or model) and not getattr(experiment(name), "PHOTOS", False):
         raise ValueError(f"{name} shows no photos: --images and --model apply to {', '.join(_with_photos())}")
+    shared.check_folder(out)
     check_engine("roar-kar" if name == "all" else name, engine)
     for each in EXPERIMENTS if name == "all" else (name,):
         resolved = shared.resolve_device(device)

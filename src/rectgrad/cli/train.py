@@ -52,7 +52,10 @@ def train(
         raise ValueError(f"unknown architecture {arch!r}; architectures are {', '.join(training.PLANS)}")
     plan = replace(training.PLANS[arch], seed=seed, device=shared.resolve_device(device))
     plan = plan if epochs is None else replace(plan, epochs=epochs)
-    out = out or Path(f"{dataset}_{arch}{'_patch' * patch}.safetensors")
+    out = Path(f"{dataset}_{arch}{'_patch' * patch}.safetensors") if out is None else out
+    if out.suffix != ".safetensors":  # `--weights` reads a file by its suffix
+        raise ValueError(f"--out must be the path of a .safetensors file to write, not {str(out)!r}")
+    shared.check_file("--out", out)
     record = run(dataset, plan, out, patch, half, progress)
     accuracy = f"test accuracy {record['test_accuracy']:.1%}"
     print(json.dumps(record) if as_json else f"{out}: {accuracy}")

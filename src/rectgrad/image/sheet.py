@@ -19,6 +19,7 @@ FRAME = {False: "#e3e3e6", True: "#2c2d33"}
 FAINT = {False: "#6b6d76", True: "#9a9ca6"}
 GAP = 12
 LINE = 20  # height of a line of notes
+LONGEST = 200  # letters of a caption, which widens the page
 
 
 class Panel(NamedTuple):
@@ -91,6 +92,7 @@ def sheet(
     top = GAP + (30 if caption else 0)
     widths = _columns(scaled)
     width = left + GAP + sum(w + GAP for w in widths)
+    caption = caption if len(caption) <= LONGEST else f"{caption[:LONGEST]}…"
     width = max(width, int(font(18).getlength(caption)) + 2 * GAP)
     lines = [line for note in notes for line in _wrapped(note, width - 2 * GAP)]
     bottom = top + len(rows) * (titles + height + GAP)

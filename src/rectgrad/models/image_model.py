@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
@@ -17,6 +18,8 @@ from rectgrad.models import classes
 
 if TYPE_CHECKING:
     from PIL import Image
+
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,12 @@ class ImageModel:
     synonyms: list[list[str]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or min(self.size) < 1:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"{self.name}: module must be an nn.Module, not {type(self.module).__name__}")
+        listed = isinstance(self.labels, (list, tuple))
+        if not listed or not all(isinstance(label, str) for label in self.labels):
+            raise TypeError(f"{self.name}: labels must be a list of class names, [] if they are unknown")
+        if len(self.size) != 2 or not all(isinstance(side, Integral) and side > 0 for side in self.size):
             raise ValueError(f"{self.name}: size={self.size!r} must be (height, width) in pixels")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(
@@ -64,6 +72,9 @@ class ImageModel:
             raise ValueError(
                 f"{self.name}: crop_fraction={self.crop_fraction!r} must be above 0 and at most 1"
             )
+        if self.interpolation.lower() not in INTERPOLATIONS:
+            known = ", ".join(INTERPOLATIONS)
+            raise ValueError(f"{self.name}: interpolation={self.interpolation!r} must be one of {known}")
 
     def crop(self, image: Image.Image) -> Image.Image:
         """The centre of the picture in RGB, at the input size of the network.

@@ -25,6 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+RECORDS = "explained.jsonl"  # in every folder that a run writes results to
 LARGEST = 2**28  # bytes of a file that is read at once
 _PART = ".part"  # suffix of a file that is being written
 
@@ -42,8 +43,8 @@ def sources(
     """Expands files, folders (searched recursively) and patterns into photos, in order, without duplicates.
     A missing file is an error if it is the only argument; otherwise it is reported when it is read.
 
-    Photos in the folder `exclude` are skipped, because it contains results. `reserved`: names that results
-    must not use.
+    Photos in the folder `exclude` are skipped, because it contains results, and so are results of other
+    runs in folders inside a given one. `reserved`: names that results must not use.
     """
     photos: dict[str, tuple[Path, Path]] = {}  # absolute path -> path, path relative to the argument
     results = None if exclude is None else Path(os.path.realpath(exclude))
@@ -93,10 +94,17 @@ def _folder_of(pattern: str) -> Path:
 
 
 def _is_photo(path: Path, folder: Path) -> bool:
-    """Whether the file has the suffix of an image and is not hidden. Includes dangling links, which are
-    reported as unreadable later."""
+    """Whether the file has the suffix of an image, is not hidden and not a result. Includes dangling links,
+    which are reported as unreadable later."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return not hidden and path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
+    named = not hidden and path.suffix.lower() in SUFFIXES
+    return named and (path.is_file() or path.is_symlink()) and not _is_result(path, folder)
+
+
+def _is_result(path: Path, folder: Path) -> bool:
+    """Whether the file is below a folder for results that is inside `folder`."""
+    between = path.parents[: len(path.relative_to(folder).parts) - 1]
+    return any((each / RECORDS).exists() for each in between)
 
 
 def digest(file: IO[bytes]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -87,9 +88,15 @@ def _candidates(path: Path, relative: Path) -> list[str]:
     ]
 
 
+def _storable(name: str) -> str:
+    """A readable name in the encoding of file names, which is not UTF-8 in some locales."""
+    encoding = sys.getfilesystemencoding()
+    return readable(name).encode(encoding, "replace").decode(encoding)
+
+
 def _folder(name: str) -> str:
     """A folder name that no result can have: the result of a.jpg is a.png, so no folder may be a.png."""
-    name = readable(name)
+    name = _storable(name)
     return f"{name}_" if folded(name).endswith((*RESULTS, ".", " ")) or _is_device(name) else name
 
 
@@ -100,7 +107,7 @@ def _is_device(name: str) -> bool:
 
 def _file(name: str) -> str:
     """A name that is short enough for our suffixes."""
-    name = readable(name)
+    name = _storable(name)
     name = f"{name}_" if _is_device(name) else name
     if len(name.encode()) <= _LONGEST:
         return name

@@ -8,12 +8,14 @@ import { $, complain, element, menu, notify } from "./dom.js";
 import * as maps from "./maps.js";
 import * as panels from "./panels.js";
 import * as photos from "./photos.js";
-import { about, link, methodOf, restore, state, view } from "./state.js";
+import { about, fromLink, link, methodOf, state, view } from "./state.js";
 
 const ANY = { index: null, label: "any other class" };
 let opened = null; // the server's response for the photo that is shown
 let names = new Map(); // index -> label of the classes seen so far
 let openings = 0;
+let uploads = 0;
+let unopened = null; // the state in a link whose photo is not on the server
 let showTarget;
 let showVersus;
 
@@ -38,8 +40,8 @@ async function boot() {
   panels.start({ remove, use, changed, moved: remember, measure: maps.measureSpecificity });
   details.start();
   wire();
-  restore();
-  await open({});
+  Object.assign(state, fromLink());
+  await open({}, true);
 }
 
 function wire() {
@@ -70,50 +72,55 @@ function wire() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   addEventListener("hashchange", () => {
     if (location.hash === link()) return;
-    restore();
-    open({});
+    open(fromLink(), true);
   });
 }
 
 // --- the photo ---
 
 async function take(file) {
+  const before = openings;
+  const number = ++uploads;
   try {
     notify(`Uploading ${file.name} …`);
     const photo = await api.upload(file, about.limit);
+    if (number !== uploads || before !== openings) return; // another photo was chosen meanwhile
     // If a link refers to an upload that was deleted, its settings are applied to the photo opened now.
-    const kept = opened ? { target: null, versus: null } : {};
-    await open({ photo, name: file.name, ...kept });
+    const kept = unopened ?? (opened ? { target: null, versus: null } : {});
+    await open({ ...kept, photo, name: file.name });
   } catch (error) {
     complain(error.message);
   }
 }
 
-/** Opens a photo, or reopens the current one with another model. */
-async function open(changes) {
-  const before = { ...state };
+/**
+ * Opens a photo, or reopens the current one with another model. The state changes once the photo is there, so
+ * that the controls always act on the photo that is shown.
+ */
+async function open(changes, linked = false) {
   const number = ++openings;
-  Object.assign(state, changes);
-  if (!state.photo) return complain("Open a photo, drop one here or paste it.");
+  const next = { ...state, ...changes };
+  if (!next.photo) return complain("Open a photo, drop one here or paste it.");
   document.body.classList.add("opening");
   try {
-    const { photo, model } = state;
-    const found = await api.ask("api/open", { photo, model });
+    const found = await api.ask("api/open", { photo: next.photo, model: next.model });
+    const known = new Map(opened?.model === found.model ? names : []);
+    for (const { index, label } of found.guesses) known.set(index, label);
+    const [image] = await Promise.all([panels.decoded(found), nameClasses(next, known)]);
     if (number !== openings) return;
-    if (opened?.model !== found.model) names = new Map();
+    Object.assign(state, changes, { target: next.target, versus: next.versus });
     opened = found;
-    for (const { index, label } of found.guesses) names.set(index, label);
-    await nameClasses();
+    unopened = null;
+    names = known;
     complain();
     kinds = ""; // a link may have set other values
     panels.arrange();
-    await panels.showPhoto(found);
+    panels.showPhoto(found, image);
     changed();
   } catch (error) {
     if (number !== openings) return;
-    const link = changes.photo === undefined && state.name;
-    complain(link ? `This link shows ${state.name}. Open that photo to see the same view.` : error.message);
-    if (opened && !about.folder && !link) Object.assign(state, before);
+    if (linked) unopened = changes;
+    complain(linked && next.name ? `This link shows ${next.name}. Open that photo to see the same view.` : error.message);
     photos.show();
     panels.arrange();
     controls.showMethods();
@@ -123,26 +130,26 @@ async function open(changes) {
   }
 }
 
-/** Requests the names of the classes in a link. */
-async function nameClasses() {
-  for (const index of [state.target, state.versus]) {
-    if (index === null || names.has(index)) continue;
-    const found = await classes("");
-    for (const each of found) names.set(each.index, each.label);
-    if (!names.has(index)) Object.assign(state, { target: null, versus: null });
+/** Requests the names of the classes in a link. Classes that do not exist are removed from it. */
+async function nameClasses(next, known) {
+  for (const index of [next.target, next.versus]) {
+    if (index === null || known.has(index)) continue;
+    for (const each of await classes("", next)) known.set(each.index, each.label);
+    if (!known.has(index)) Object.assign(next, { target: null, versus: null });
   }
 }
 
 // --- classes ---
 
-function classes(search) {
-  return api.ask("api/classes", { photo: state.photo, model: state.model, search });
+function classes(search, { photo, model } = state) {
+  return api.ask("api/classes", { photo, model, search });
 }
 
 /** The classes that match a search; if it is empty, the network's guesses come first. */
 async function search(text, always) {
+  const known = names; // another model has others
   const found = await classes(text);
-  for (const each of found) names.set(each.index, each.label);
+  for (const each of found) known.set(each.index, each.label);
   if (text) return found;
   const guessed = opened.guesses.map(({ index, label, probability }) => ({ index, label, note: percent(probability) }));
   const top = new Set(guessed.map((each) => each.index));

@@ -51,6 +51,7 @@ async function request() {
   const own = {
     controller: new AbortController(),
     began: performance.now(),
+    label: refresh.label,
     fast: new Set(missing.filter((name) => !methodOf(name).slow)),
   };
   running = own;
@@ -89,9 +90,9 @@ function receive(message, keys, own) {
   }
   if (message.kind === "map") {
     own.fast.delete(name);
-    message.label = refresh.label;
+    message.label = own.label;
     shown.set(name, { key: keys.get(name), specificity: null });
-    panels.showMap(name, message, refresh.label);
+    panels.showMap(name, message, own.label);
   }
   if (message.kind === "specificity") {
     const own = shown.get(name);

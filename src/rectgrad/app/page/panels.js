@@ -70,11 +70,16 @@ function panel(name) {
 
 // --- what is shown ---
 
-/** Shows a photo: `found` is the server's response. */
-export async function showPhoto(found) {
+/** The picture in the server's response. */
+export async function decoded(found) {
   const image = new Image();
   image.src = found.shown;
   await image.decode();
+  return image;
+}
+
+/** Shows a photo: `found` is the server's response, `image` its picture. */
+export function showPhoto(found, image) {
   photo = image;
   size = found.size;
   $("#stage").style.setProperty("--shape", `${size[0]} / ${size[1]}`);

@@ -1,7 +1,7 @@
 // Where photos come from: a file, the clipboard, the camera, a sample or a folder.
 
 import { ask } from "./api.js";
-import { $, element } from "./dom.js";
+import { $, complain, element } from "./dom.js";
 import { about, state } from "./state.js";
 
 /** `take` receives a file, `choose` the id of a photo that the server has. */
@@ -34,8 +34,15 @@ function samples(choose) {
   $("#samples").addEventListener("change", () => choose($("#samples").value));
 }
 
+let at = 0; // the photo of the folder that was requested last, which may be one that cannot be opened
+let shown = null;
+
 export function show() {
-  if (about.folder && state.photo?.startsWith("folder:")) $("#position").value = state.photo;
+  if (about.folder && state.photo?.startsWith("folder:")) {
+    $("#position").value = state.photo;
+    if (state.photo !== shown) at = Number(state.photo.slice(7));
+    shown = state.photo;
+  }
   if (!about.folder) $("#samples").value = state.photo?.startsWith("sample:") ? state.photo : "";
 }
 
@@ -44,10 +51,15 @@ function folder(choose) {
   $("#position").replaceChildren(
     ...about.folder.map((name, i) => element("option", { value: `folder:${i}` }, name)),
   );
-  $("#position").addEventListener("change", () => choose($("#position").value));
-  const step = async (by) => {
-    const at = Number(state.photo?.startsWith("folder:") ? state.photo.slice(7) : 0);
-    choose(`folder:${(await ask("api/folder/step", { at, by, chosen: $("#filter").value })).at}`);
+  const go = (to) => {
+    at = to;
+    choose(`folder:${at}`);
+  };
+  $("#position").addEventListener("change", () => go(Number($("#position").value.slice(7))));
+  let steps = Promise.resolve(); // a step starts where the one before it ended
+  const step = (by) => {
+    const next = async () => go((await ask("api/folder/step", { at, by, chosen: $("#filter").value })).at);
+    steps = steps.then(next).catch((error) => complain(error.message));
   };
   $("#previous").addEventListener("click", () => step(-1));
   $("#next").addEventListener("click", () => step(1));
@@ -74,12 +86,14 @@ function camera(take) {
   const dialog = $("#camera-dialog");
   const video = $("video", dialog);
   $("#camera").addEventListener("click", async () => {
+    $("#camera").disabled = true; // until the visitor has answered
     try {
       video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
       dialog.showModal();
     } catch (error) {
-      $("#message").textContent = `The camera cannot be used: ${error.message}`;
-      $("#message").hidden = false;
+      complain(`The camera cannot be used: ${error.message}`);
+    } finally {
+      $("#camera").disabled = false;
     }
   });
   $("#shoot").addEventListener("click", () => {

@@ -22,8 +22,9 @@ export function initial() {
   };
 }
 
-export function restore() {
-  Object.assign(state, initial(), fromLink(location.hash.slice(1)));
+/** The state that the address of the page describes. */
+export function fromLink() {
+  return { ...initial(), ...parsedLink(location.hash.slice(1)) };
 }
 
 /** The part of a link after the #: everything that differs from the initial state. */
@@ -44,7 +45,7 @@ export function link() {
   return `#${parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",")}`;
 }
 
-function fromLink(text) {
+function parsedLink(text) {
   const found = { options: {} };
   for (const [key, value] of new URLSearchParams(text)) {
     const [kind, option] = key.split(".");

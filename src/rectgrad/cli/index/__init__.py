@@ -54,7 +54,7 @@ class Index:
         started = time.monotonic()
         records = [self.records[picture] for picture in sorted(self.records)]
         lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        files.save_text("".join(lines), self.out / "explained.jsonl")
+        files.save_text("".join(lines), self.out / files.RECORDS)
         left = max(self.total - self.processed, 0)
         files.save_text(page(records, self.command, left), self.out / "index.html")
         ended = time.monotonic()
