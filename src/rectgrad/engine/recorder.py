@@ -74,9 +74,9 @@ class ForwardMode(TorchFunctionMode):
             op.family = ""
         elif op.family in ops.REFINED:
             op.family = ops.refine(op.family, op.name, op.argument)
-        elif op.family == "div" and op.data_count == 1:
-            numerator = op.spec.argument("input", op.args, op.kwargs)
-            op.family = "div" if type(numerator) is Slot else "unary"
+        elif op.family == "div":
+            numerator, rounds = op.spec.arguments(("input", "rounding_mode"), op.args, op.kwargs)
+            op.family = "" if rounds else "div" if type(numerator) is Slot else "unary"
         if op.name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
             self.by_hand[op.name] = None
 
