@@ -224,6 +224,7 @@ def test_an_output_that_does_not_depend_on_the_input(name: str, model: str) -> N
         (lambda y: y[:1], ValueError, r"shape \(1, 3\) for 2 samples"),
         (lambda y: y[:, :0], ValueError, r"\(2, 0\)"),
         (lambda y: None, TypeError, "NoneType.*callable target"),
+        (lambda y: y * 1j, TypeError, "a complex tensor, not a real tensor.*callable target"),
     ],
 )
 def test_an_output_that_needs_a_callable_target(name: str, wrap: Callable, error: type, words: str) -> None:
@@ -241,6 +242,7 @@ def test_an_output_that_needs_a_callable_target(name: str, wrap: Callable, error
         (lambda out: 1.0, TypeError, r"a float.*tensor \(2,\)"),
         (lambda out: None, TypeError, "NoneType"),
         (lambda out: list(out[:, 0]), TypeError, "a list of 2"),
+        (lambda out: out[:, 0] * 1j, TypeError, r"a complex tensor; it must return a real tensor \(2,\)"),
     ],
 )
 def test_a_callable_target_that_gives_no_scores(name: str, target: Callable, error: type, words: str) -> None:
