@@ -384,9 +384,7 @@ def _part_or_none(request: Request, method: Method, start: int, size: int) -> Ma
     try:
         return _part(request, method, start, size)
     except Exception as error:
-        if not out_of_memory(error):
-            raise
-        if min(size, request.n - start) == 1:
+        if not out_of_memory(error) or min(size, request.n - start) == 1:
             raise
         if request.region is not None and request.region.trains:
             warn("in training mode, a batch is not split automatically; pass batch_size=N to split it")

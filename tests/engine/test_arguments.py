@@ -226,6 +226,7 @@ def test_an_output_that_does_not_depend_on_the_input(name: str, model: str) -> N
         (lambda y: y > 0, ValueError, "torch.bool.*no real scores"),
         (lambda y: torch.complex(y, y), ValueError, "complex64.*no real scores"),
         (lambda y: None, TypeError, "NoneType.*callable target"),
+        (lambda y: y * 1j, TypeError, "a complex tensor, not a real tensor.*callable target"),
     ],
 )
 def test_an_output_that_needs_a_callable_target(name: str, wrap: Callable, error: type, words: str) -> None:
@@ -243,6 +244,7 @@ def test_an_output_that_needs_a_callable_target(name: str, wrap: Callable, error
         (lambda out: 1.0, TypeError, r"a float.*tensor \(2,\)"),
         (lambda out: None, TypeError, "NoneType"),
         (lambda out: list(out[:, 0]), TypeError, "a list of 2"),
+        (lambda out: out[:, 0] * 1j, TypeError, r"a complex tensor; it must return a real tensor \(2,\)"),
     ],
 )
 def test_a_callable_target_that_gives_no_scores(name: str, target: Callable, error: type, words: str) -> None:

@@ -326,6 +326,15 @@ def test_a_record_copies_what_is_overwritten_once():
     assert norm.output.data_ptr() == relu.inputs[0].data_ptr() != relu.output.data_ptr()
 
 
+@pytest.mark.parametrize("method", ["rectgrad", "saliency"])
+def test_a_view_as_the_same_dtype_has_no_gradient(method):
+    """Autograd treats `view(dtype)` as a constant."""
+    net, x = made(lambda net, x: torch.relu(x) + x.sigmoid().view(x.dtype) * x)
+    constant, _ = made(lambda net, x: torch.relu(x) + x.sigmoid().detach() * x)
+    maps = rectgrad.attribute(net, x, method, target=1, **METHODS[method])
+    assert agree(maps, rectgrad.attribute(constant, x, method, target=1, **METHODS[method]))
+
+
 @pytest.mark.parametrize(("given", "named"), [((None, None, True), {}), ((), {"training": True})])
 def test_a_batch_norm_that_updates_its_statistics_is_not_linked(given, named, passes):
     mean, variance = torch.zeros(4).double(), torch.ones(4).double()

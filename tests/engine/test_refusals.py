@@ -323,6 +323,23 @@ def test_a_quantised_model_has_no_plain_gradient_either(name: str) -> None:
         rectgrad.attribute(quantised().eval(), points(), name, **FEW.get(name, {}))
 
 
+def nested(h: Tensor) -> Tensor:
+    """Multiplies rows by 2, as a nested tensor."""
+    return torch.nested.to_padded_tensor(2 * torch.nested.as_nested_tensor(list(h.unbind())), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", RECTIFYING)
+def test_a_nested_tensor(name: str) -> None:
+    refused(net(nested), name, "a nested tensor")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_a_plain_gradient() -> None:
+    maps = (rectgrad.attribute(net(step), points(), "saliency", 1) for step in (nested, lambda h: 2 * h))
+    torch.testing.assert_close(*maps)
+
+
 def test_a_fused_recurrent_relu() -> None:
     rnn = seeded(lambda: nn.RNN(60, 60, nonlinearity="relu", batch_first=True))
     refused(net(lambda h: rnn(h[:, None])[0][:, 0]), "rectgrad", "ReLU")

@@ -1,9 +1,11 @@
 """DeepLIFT's maps sum to the difference of the scores, a sum that does not come from the engine."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rectgrad
@@ -51,22 +53,44 @@ def test_deeplift_of_numbers_that_are_broadcast(name):
         assert deeplift_error(model, x, baseline, target=1) < 1e-9
 
 
+FIXED = torch.linspace(-2, 1, 9)
+OF_A_CONSTANT = {  # calls whose first argument is a constant, or not the first that is passed
+    "prelu": lambda x: F.prelu(FIXED.to(x).expand_as(x), x.mean((0, 2, 3))) + x,
+    "layer_norm": lambda x: F.layer_norm(FIXED.to(x), (9,), x[0, 0, 0]) + x,
+    "layer_norm_by_name": lambda x: torch.layer_norm(
+        weight=x[0, 0, 0], normalized_shape=x.shape[-1:], input=2 * x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_CONSTANT)
+def test_deeplift_of_parameters_that_are_data(name):
+    model, x = prepare(lambda: between(OF_A_CONSTANT[name]))
+    assert deeplift_error(model, x[:1], 0.2, target=1) < 1e-9
+
+
 INEXACT: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "power_of_data": ("pow", lambda x: (x.abs() + 0.5) ** (0.3 * x)),
     "variance": ("var", lambda x: (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True) + 0.1).sqrt()),
     "cumprod": ("cumprod", lambda x: x.cumprod(1)),
     "logsumexp": ("logsumexp", lambda x: x - x.logsumexp(1, keepdim=True)),
+    "rounded_quotient": ("div", lambda x: x + torch.div(x, 0.3, rounding_mode="floor")),
+    "rounded_reciprocal": ("div", lambda x: x + torch.div(2, x.abs() + 0.2, rounding_mode="trunc")),
+    "rounded_quotient_of_data": ("div", lambda x: x + torch.div(4 * x, x.abs() + 1, rounding_mode="trunc")),
+    "bound": ("clamp", lambda x: torch.clamp(torch.zeros_like(x), min=x) + x),
     "atan2": ("atan2", lambda x: torch.atan2(x[:, :3], x[:, 3:])),
 }
 
 
 @pytest.mark.filterwarnings("ignore:DeepLIFT's map")
+@pytest.mark.parametrize("around", [contextlib.nullcontext(), torch.device("cpu")], ids=["linked", "bridged"])
 @pytest.mark.parametrize("name", INEXACT)
-def test_an_op_without_an_exact_rule_is_listed(name):
+def test_an_op_without_an_exact_rule_is_listed(name, around):
     """The trace names the op to blame for a wrong sum, and it alone."""
     op, function = INEXACT[name]
     model, x = prepare(lambda: between(function))
-    kept = rectgrad.record(model, x)
+    with around:  # a device is a mode, for which a pass needs the bridge
+        kept = rectgrad.record(model, x)
     kept.attribute("deeplift", target=1)
     plain, rows = kept.trace.plain(), zip(kept.trace.rows, kept.trace.layers(), strict=True)
     exact = deeplift_error(model, x, 0.0, target=1) < 1e-9

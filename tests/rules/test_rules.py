@@ -137,6 +137,37 @@ def test_one_sided_padding_masks_one_side():
     assert torch.equal(gradient(rules, forward, x, R), gradient({}, forward, x, inside))
 
 
+IMAGE, KERNEL = (
+    torch.arange(49.0).reshape(1, 1, 7, 7).double().cos(),
+    torch.arange(9.0).reshape(1, 1, 3, 3).double(),
+)
+FROM_THE_INPUT = {  # convolutions with a kernel or a bias that depends on the input
+    "kernel": lambda x: F.conv2d(x, x.mean() * KERNEL, padding=1),
+    "kernel_same": lambda x: F.conv2d(x, x.mean() * KERNEL, padding="same"),
+    "kernel_of_padded": lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), x.mean() * KERNEL),
+    "kernel_by_name": lambda x: F.conv2d(weight=x.mean() * KERNEL, input=x, padding=1),
+    "padded_kernel": lambda x: F.conv2d(x, F.pad(x.mean() * KERNEL[..., 1:2], (1, 1)), padding=1),
+    "kernel_of_a_constant": lambda x: F.conv2d(IMAGE, x.mean() * KERNEL, padding=1),
+    "bias_of_a_constant": lambda x: F.conv2d(IMAGE, KERNEL, x.mean((0, 2, 3)), padding=1),
+}
+
+
+@pytest.mark.parametrize("name", FROM_THE_INPUT)
+def test_the_padding_is_that_of_the_image_whatever_depends_on_the_input(name):
+    """One pixel all round, also for dynamic filters, recorded or over the bridge."""
+    forward, R = FROM_THE_INPUT[name], torch.linspace(-1, 2, 49, dtype=torch.float64).reshape(1, 1, 7, 7)
+    x, inside = IMAGE.sin() + 1, torch.zeros_like(R)
+    inside[..., 1:-1, 1:-1] = R[..., 1:-1, 1:-1]
+    expected = gradient({}, forward, x, inside)
+    rules = {"conv": masked_padding(), "pad": lambda op, R: op.vjp(R)}
+    assert torch.allclose(gradient(rules, forward, x, R), expected, atol=1e-12)
+    everything = rectgrad.RectGrad(tau=-1e30, multiply_by_input=False, positive_only=False)
+    found = rectgrad.attribute(
+        lambda x: (forward(x) + 1e3).relu(), x, everything, lambda y: (y * R).sum((1, 2, 3))
+    )
+    assert torch.allclose(found, expected, atol=1e-12)
+
+
 def test_a_mask_that_would_leave_nothing_is_not_applied():
     conv = nn.Conv2d(1, 1, 5, padding=2).double()
     x = torch.randn(1, 1, 2, 2, dtype=torch.float64)

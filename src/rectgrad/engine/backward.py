@@ -291,5 +291,4 @@ def remember_bridged(model: Any) -> None:
 
 
 def _is_bridged(model: Any) -> bool:
-    ref = _bridged.get(id(model))
-    return ref is not None and ref() is model
+    return _bridged.get(id(model), lambda: None)() is model

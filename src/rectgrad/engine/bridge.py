@@ -257,7 +257,9 @@ class BridgeRecorder(ForwardMode):
             result = self._run(spec, func, args, kwargs)
         output = next(tensors_in(result), None)
         if output is not None and output.requires_grad:
-            self._enter(spec.name, spec.family, output.shape, data)
+            if output.is_nested and output.layout is torch.strided:
+                raise Refused("a nested tensor, which has no shape")
+            self._enter(spec.name, op.family, output.shape, data)
             _source(output, op)
             if spec.family in ops.RECTIFIERS or spec.family == "clamp":
                 output.register_hook(self.state.report)  # its zeros may hide an infinity

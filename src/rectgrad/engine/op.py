@@ -137,11 +137,11 @@ class Op:
         return 1 if self.state.batch == 1 or not self.shape else self.shape[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """An argument by name, however it was passed; data tensors as recorded."""
+        """An argument by name, however it was passed; data tensors as recorded, or their shapes alone."""
         value = self.spec.argument(name, self.args, self.kwargs)
-        if value is None:
-            return default
-        return fill(value, self.inputs) if type(value) in NESTED else value
+        if value is None or type(value) not in NESTED:
+            return default if value is None else value
+        return fill(value, self.inputs or [torch.empty(s, device="meta") for s in self.input_shapes])
 
     def call(self, *inputs: Tensor) -> Any:
         """Run the op on other data tensors."""

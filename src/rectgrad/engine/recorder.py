@@ -70,13 +70,14 @@ class ForwardMode(TorchFunctionMode):
 
     def _find_family(self, op: Op) -> None:
         """The family of a call whose arguments are known."""
-        if op.data_count > 1 and op.family in ops.OF_ONE:
+        first, rounds = op.spec.arguments(("input", "rounding_mode"), op.args, op.kwargs)
+        several, constant = op.data_count > 1, isinstance(first, Tensor)
+        if (several and op.family in ops.OF_ONE) or (constant and op.family in ops.table.OF_INPUT):
             op.family = ""
         elif op.family in ops.REFINED:
             op.family = ops.refine(op.family, op.name, op.argument)
-        elif op.family == "div" and op.data_count == 1:
-            numerator = op.spec.argument("input", op.args, op.kwargs)
-            op.family = "div" if type(numerator) is Slot else "unary"
+        elif op.family == "div":
+            op.family = "" if rounds else "div" if type(first) is Slot else "unary"
         if op.name in ops.BY_HAND and op.family not in ops.RECTIFIERS:
             self.by_hand[op.name] = None
 
@@ -286,10 +287,9 @@ class Recorder(ForwardMode):
 
     def _constant(self, spec: ops.Spec, func: Any, args: tuple, kwargs: dict, writes: bool) -> Any:
         """A call that does not depend on the input, so that its result needs no gradient."""
-        if transform_active():
-            wrapped = map(torch_private.unwrapped, torch_private.tensors_in((args, kwargs)))
-            if any(hasattr(x, "_rectgrad") for x in wrapped):
-                raise Refused(TRANSFORM)
+        wrapped = torch_private.tensors_in((args, kwargs)) if transform_active() else ()
+        if any(hasattr(torch_private.unwrapped(x), "_rectgrad") for x in wrapped):
+            raise Refused(TRANSFORM)
         reshapes = spec.name != "copy" and (spec.name in ops.ROUTING or spec.name in ops.UNLINKABLE)
         target = args[0] if args else kwargs.get("input")
         if kwargs.get("out") is not None or (writes and (reshapes or not self._writable(target))):

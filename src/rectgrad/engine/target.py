@@ -33,10 +33,10 @@ class contrast:  # noqa: N801 - reads as a function: target=contrast(281, 285)
 def logits(outputs: Any) -> Tensor:
     """The tensor of scores in a model's output."""
     found = getattr(outputs, "logits", outputs)
-    if isinstance(found, Tensor):
+    if isinstance(found, Tensor) and not found.is_complex():
         return found
     raise TypeError(
-        f"the model returned {_describe(outputs)}, not a tensor; give a callable target that takes it and "
+        f"the model returned {_describe(found)}, not a real tensor; give a callable target that takes it and "
         "returns one score for each sample, shape (N,)"
     )
 
@@ -86,8 +86,8 @@ def resolve(target: Any, outputs: Any, n: int) -> Scores:
 def checked(scores: Any, n: int) -> Tensor:
     """The scores of a callable target, after a check that there is one for each of n samples."""
     said = "the callable target returned"
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{said} {_describe(scores)}; it must return a tensor ({n},)")
+    if not isinstance(scores, Tensor) or scores.is_complex():
+        raise TypeError(f"{said} {_describe(scores)}; it must return a real tensor ({n},)")
     if scores.shape != (n,):
         raise ValueError(f"{said} shape {tuple(scores.shape)}; it must be ({n},)")
     return scores
@@ -150,4 +150,4 @@ def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict with {', '.join(map(repr, list(value)[:6]))}"
     size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
-    return f"a {type(value).__name__}{size}"
+    return f"a {'complex tensor' if isinstance(value, Tensor) else type(value).__name__}{size}"

@@ -38,11 +38,13 @@ def relu_gradient(R: Tensor, y: Tensor) -> tuple[Tensor]:
     return (_aten.threshold_backward.default(R, y, 0),)
 
 
-def reshaped(run: Run, data: list[Tensor]) -> Found:
-    """A new shape for the same values in the same order."""
+def reshaped(run: Run, data: list[Tensor], *given: Any) -> Found:
+    """A new shape for the same values in the same order. `x.view(dtype)` has no gradient, not even for the
+    dtype of x."""
     x, y = data[0], run(*data)
     shape = x.shape
-    return (y, lambda R: (R.reshape(shape),), ()) if y.dtype is x.dtype else None
+    same = y.dtype is x.dtype and not any(isinstance(value, torch.dtype) for value in given)
+    return (y, lambda R: (R.reshape(shape),), ()) if same else None
 
 
 def concatenated(run: Run, data: list[Tensor], tensors: Any, dim: Any) -> Found:
@@ -258,7 +260,8 @@ CLOSED_FORMS: dict[str, tuple[tuple[str, ...] | None, Form]] = {
         ("rsub", None, of_two(lambda R, _: -R, lambda R, _: R, reads=False)),
         ("sum", "dim keepdim", reduced),
         ("mean", "dim keepdim", partial(reduced, mean=True)),
-        ("view reshape flatten unflatten squeeze unsqueeze clone", "", reshaped),
+        ("reshape flatten unflatten squeeze unsqueeze clone", "", reshaped),
+        ("view", None, reshaped),
         ("cat concat concatenate", "tensors dim", concatenated),
         ("pad constant_pad_nd", "pad mode value", padded),
         ("permute", None, permuted),

@@ -70,15 +70,15 @@ def glu(op: Op) -> Tensor:
 
 def norm(op: Op) -> Any:
     """Normalisation in elementary steps: centre, square, mean, reciprocal root, product, scale."""
-    rows, scale = _normalised(op, op.inputs[0])
-    y = _affine(op, (rows * scale).reshape(op.inputs[0].shape))
+    rows, scale = _normalised(op, op.argument("input"))
+    y = _affine(op, (rows * scale).reshape(op.argument("input").shape))
     return (y, None, None) if op.name == "native_layer_norm" else y
 
 
 def norm_gradient(op: Op, R: Tensor) -> Tensor:
     """The gradient of a normalisation whose denominator is treated as a constant."""
     rows, centred = _groups(op, _affine(op, R, shift=False))
-    rows = rows * _normalised(op, op.inputs[0])[1]
+    rows = rows * _normalised(op, op.argument("input"))[1]
     return (rows - rows.mean(-1, keepdim=True) if centred else rows).reshape(R.shape)
 
 

@@ -27,6 +27,7 @@ RECTIFIERS = frozenset(
 SIGN_KEEPING = RECTIFIERS - {"prelu", "softplus"}
 # Functions of one data tensor. With two of them, as in x ** y, they have no family.
 OF_ONE = RECTIFIERS | {"clamp", "squash", "unary"}
+OF_INPUT = RECTIFIERS | {"clamp", "norm"}  # of a constant and, for example, a weight that is data: no family
 
 FAMILIES: dict[str, str] = {
     **{name: name for name in RECTIFIERS},

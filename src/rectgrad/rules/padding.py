@@ -7,6 +7,7 @@ from typing import Any
 
 from rectgrad.engine.op import Op, Rule
 from rectgrad.kernels.linear_ops import Conv
+from rectgrad.ops.arguments import Slot
 from rectgrad.ops.windows import Region, clear_of_padding, per_dim
 
 
@@ -16,25 +17,23 @@ def masked_padding() -> Rule:
     The padding is that of the convolution plus that of a zero `F.pad` just before it. If the mask would zero
     a whole map, it is not applied.
     """
-    return Rule(_apply, "masked_padding", reads="shapes", concerns=padded, takes_sparse=True, checks=True)
-
-
-def _apply(op: Op, R: Any) -> Any:
-    return op.vjp(R, within=passing_region(op))
+    apply = lambda op, R: op.vjp(R, within=passing_region(op))  # noqa: E731
+    return Rule(apply, "masked_padding", reads="shapes", concerns=padded, takes_sparse=True, checks=True)
 
 
 def padded(op: Op) -> bool:
     """Whether a convolution may have zero padding."""
     padding = op.linear.geometry.padding if isinstance(op.linear, Conv) else op.argument("padding", 0)
     own = any(padding) if isinstance(padding, (tuple, list)) else padding not in (0, "valid")
-    return own or (bool(op.sources) and op.sources[0].family == "pad")
+    return own or _source(op).family == "pad"
 
 
 def passing_region(op: Op) -> Region | None:
     """The output positions that keep their gradient; None if all do."""
     geometry = _geometry(op)
     dims = len(geometry[0])
-    return _region(op.input_shapes[0][-dims:], op.shape[-dims:], geometry, _pad_before(op, dims))
+    size = (op.linear if isinstance(op.linear, Conv) else op.argument("input")).shape[-dims:]
+    return _region(size, op.shape[-dims:], geometry, _pad_before(op, dims))
 
 
 @lru_cache(maxsize=4096)
@@ -65,10 +64,15 @@ def _geometry(op: Op) -> tuple[tuple[int, ...], ...]:
     return kernel, stride, dilation, own
 
 
+def _source(op: Op) -> Op:
+    """The op that made the convolution's input; itself if none did, or unknown."""
+    at = op.spec.argument("input", op.args, op.kwargs)
+    return op.sources[at] if op.sources and type(at) is Slot else op
+
+
 def _pad_before(op: Op, dims: int) -> Region:
     """Zero padding that an op just before added to the convolved dimensions, without cropping."""
-    source = op.sources[0] if op.sources else op
-    named = source.argument
+    named = (source := _source(op)).argument
     if source.family != "pad" or (named("mode", "constant"), named("value", 0)) != ("constant", 0):
         return ((0, 0),) * dims
     pads = [*named("pad"), *[0] * (2 * dims)]
