@@ -477,15 +477,13 @@ def _refuse(request: Request, method: Method) -> None:
     """Rules cannot reach into scripted or quantised modules, and a lazy module has no weights."""
     has_rules, region = method.uses_rules, request.region
     assert region is not None
-    if not region.lazy and not any(
-        checks.strange(kind, has_rules) for kind in set(map(type, region.modules))
-    ):
+    strange = any(checks.strange(kind, has_rules) for kind in set(map(type, region.modules)))
+    if not region.lazy and not strange:
         return
     root = request.model if isinstance(request.model, nn.Module) else None
     for module in root.modules() if root is not None else region.modules:
         if sentence := checks.unsupported_module(module, has_rules):
-            names = module_names(root)
-            name = names.get(id(module)) or type(module).__name__
+            name = module_names(root).get(id(module)) or type(module).__name__
             what = f"{type(method).__name__} cannot explain this model"
             raise UnsupportedModelError(f"{what}: {name!r} is {sentence}")
 

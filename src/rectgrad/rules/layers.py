@@ -44,7 +44,7 @@ def find_layers(graph: Graph, softmax: bool = True) -> None:
 def _find_constants(graph: Graph, softmax: bool) -> None:
     """Set which inputs are constant, and which two ops are one linear map for the epsilon rule. Inputs are
     constant if they depend on the network's input only through a softmax, a norm's denominator or a step."""
-    ends = {node for node, op in graph.ops.items() if _inverts(op) or (softmax and op.family == "softmax")}
+    ends = {node for node, op in graph.ops.items() if _ends_data(op) or (softmax and op.family == "softmax")}
     data = set(walk(graph.inputs, lambda node: [each for each in graph.readers[node] if each not in ends]))
     for node, op in graph.ops.items():
         if op.family in ("mul", "div", *WEIGHTED):
@@ -56,8 +56,8 @@ def _find_constants(graph: Graph, softmax: bool) -> None:
             facts_of(op).folded = adds_bias or reader.family == "batch_norm"
 
 
-def _inverts(op: Op) -> bool:
-    """Whether an op divides a constant by its data, or by a power of it, or is a step function."""
+def _ends_data(op: Op) -> bool:
+    """Whether an op is a step function, or divides a constant by its data or by a power of it."""
     if op.name in ("pow", "float_power"):
         return any(type(each) in (int, float) and each < 0 for each in (*op.args[1:], *op.kwargs.values()))
     return op.family == "unary" and op.name in _CONSTANT

@@ -38,11 +38,10 @@ def passing_region(op: Op) -> Region | None:
 
 @lru_cache(maxsize=4096)
 def _region(sizes: Any, outputs: Any, geometry: tuple[tuple[int, ...], ...], pads: Region) -> Region | None:
+    dims = zip(sizes, outputs, *geometry, pads, strict=True)
     region = tuple(
         clear_of_padding(size - before - after, n, kernel, stride, dilation, own + before)
-        for size, n, kernel, stride, dilation, own, (before, after) in zip(
-            sizes, outputs, *geometry, pads, strict=True
-        )
+        for size, n, kernel, stride, dilation, own, (before, after) in dims
     )
     nothing_left = any(first >= last for first, last in region)
     everything = all(ends == (0, n) for ends, n in zip(region, outputs, strict=True))
