@@ -103,7 +103,7 @@ def indices(scores: Tensor, target: Any) -> Tensor:
             f"target=lambda out: out[:, 3].mean(dim={tuple(range(1, len(shape) - 1))})"
         )
     n, classes = shape
-    if classes == 0 or scores.is_complex() or scores.dtype == torch.bool:
+    if classes == 0 or scores.dtype == torch.bool:
         raise ValueError(f"the model's output, {scores.dtype} of shape {shape}, has no real scores")
     if target is None:
         return scores.detach().argmax(1)

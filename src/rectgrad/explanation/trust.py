@@ -11,7 +11,7 @@ from rectgrad.metrics import overlap
 
 LOW = 0.3  # below this, pictures include a caution
 
-_RECOMMENDED = {"where": "rectgrad", "why this class": "integrated_gradients"}
+_RECOMMENDED = {"where": "rectgrad", "why this class": "rectgrad_gated"}
 
 
 def recommended(question: str) -> str:

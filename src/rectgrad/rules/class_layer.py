@@ -98,7 +98,7 @@ def class_layers(
         last = asked or next((op for op in reversed(passed.ops) if op.family in ops.RECTIFIERS), None)
         shape = f"the last one has shape {tuple(last.shape)}" if last else "there is no activation at all"
         lack = f"no {what} with positions, (N, C, d1..dk), where the score's gradient reaches several"
-        raise unsupported(type(plan).__name__, f"{lack}; {shape}")
+        raise unsupported(type(plan).__name__, f"{lack}; {shape}. Other methods, such as saliency, need none")
     return found
 
 
