@@ -112,6 +112,20 @@ def same_sparsity(row, column):
     return f"{mark}{signed(pair['difference'] * (1 if pair['a'] == 'lrp' else -1))}{mark}"
 
 
+def pointing(row, column):
+    """The grid pointing game of the records with more grids; bold if the method is an answer."""
+    name = NETWORKS[column][0].removesuffix("-0")
+    found = read(ROOT / "results" / "why-this-class" / f"{name}.json")
+    grid = found["grid"]
+    if row.startswith("grids"):
+        return f"{grid['kept']} of {grid['tried']:,}"
+    if row.startswith("photos"):
+        cells = grid["shape"][0] * grid["shape"][1]
+        return f"{cells}; {1 / cells:g}"
+    mark = "**" * (row in found["answers"]["why this class"])
+    return mark + rounded(found["table"]["grid_pointing"][row]["mean"]) + mark
+
+
 FORMS = {
     "gated, no padding trick": "gated, no trick",
     "RectGrad, no padding trick": "rectgrad, no trick",
@@ -239,6 +253,7 @@ WHICH, GATED, EXPERIMENT = "docs/which-method.md", "docs/class-gated.md", "docs/
     [
         (WHICH, "show why this class was chosen):", 0, specificity),
         (WHICH, "\n### LRP and RectGrad at equal sparsity\n", 0, same_sparsity),
+        (WHICH, "\n## Why this class, with more grids\n", 0, pointing),
         (WHICH, "\n## CIFAR-10 CNN\n", 0, measured("CNN")),
         (WHICH, "\n## CIFAR-10 ResNet\n", 0, measured("ResNet")),
         (WHICH, "\n## CIFAR-10 ViT\n", 0, measured("ViT")),

@@ -424,7 +424,7 @@ def test_the_sample_photo_with_the_default_model(run):
     assert path == "demo/chelsea.png"
     assert re.match(r"Specificity 0\.\d\d: this map looks nearly the same for any class", specificity)
     assert next_step.startswith("Next: ")
-    assert "explain PHOTO --method integrated_gradients" in next_step
+    assert "explain PHOTO --method rectgrad_gated" in next_step
     plane = np.load("demo/chelsea.npy").sum(0)
     assert plane.shape == (224, 224)
     eyes = plane[50:150, 25:120].sum() + plane[80:150, 160:224].sum()
@@ -518,7 +518,7 @@ def test_a_low_specificity_comes_with_a_caution_everywhere(run, tmp_path):
     records = [json.loads(line) for line in out.splitlines()]
     low = [record for record in records if record["specificity"] < 0.3]
     assert len(low) == 1
-    assert all("use integrated_gradients" in record["caution"] for record in low)
+    assert all("use rectgrad_gated" in record["caution"] for record in low)
     assert all(record["caution"] == "" for record in records if record not in low)
     _, out, _ = run(*common)
     assert f"below 0.3 for {len(low)} of 2" in out
