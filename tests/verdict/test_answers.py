@@ -5,6 +5,7 @@ import pytest
 
 from rectgrad.metrics import statistics
 from rectgrad.verdict import answers, table
+from rectgrad.verdict.matched import SAME_SPARSITY
 from rectgrad.verdict.presets import PRESETS, least_photos
 
 RANDOM = np.random.default_rng(1)
@@ -229,3 +230,21 @@ def test_maps_that_ignore_the_weights(last, floor, expected):
         "randomisation_floor": {"a": {"mean": floor}},
     }
     assert answers.ignores_weights("a", cells) is expected
+
+
+def test_a_lead_that_equal_sparsity_reverses_is_no_claim():
+    """Of the methods that are an answer, and in the same measure."""
+    values = {"best": column(0.6), "second": column(0.3), "edges": column(0)}
+    verdict = judged(values, ["best", "second"])
+    assert verdict["answers"]["where"] == ["best"]
+    for gains, wrong in (((0.3, 0.6), True), ((0.6, 0.3), False), ((0.3, 0.3), False)):
+        cut = dict(zip(("best", "second"), map(column, gains), strict=True))
+        verdict["matched"] = {SAME_SPARSITY: {"pairs": table.pairs({"insertion_blur": cut}, 0)}}
+        found = answers.reversals(verdict)
+        assert [claim.startswith("best: that it is better than second") for claim in found] == [True] * wrong
+        verdict["matched"] = {SAME_SPARSITY: {"pairs": table.pairs({"deletion_blur": cut}, 0)}}
+        assert not answers.reversals(verdict)  # no lead in this measure
+    verdict["answers"]["where"] = ["second"]
+    verdict["matched"] = {SAME_SPARSITY: {"pairs": table.pairs({"insertion_blur": values}, 0)}}
+    assert not answers.reversals(verdict)
+    assert not answers.reversals({**verdict, "matched": {}})

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rectgrad.explanation.trust import LOW
+from rectgrad.verdict.matched import SAME_SPARSITY
 from rectgrad.verdict.measures import HOW_MUCH, MEASURES, QUESTIONS, WHERE, WHY
 from rectgrad.verdict.presets import least_photos
 
@@ -104,6 +105,27 @@ def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> li
             "learned. They stay similar if all weights are random (rank correlation in parentheses)."
         )
     return found
+
+
+def reversals(verdict: Json) -> list[str]:
+    """Which leads of the answers' methods the same post-processing and sparsity turn round, a sentence for
+    each method: those leads are no property of its rule."""
+    lost: dict[str, dict[str, None]] = {}
+    leads = {(pair["measure"], pair["better"], _loser(pair)) for pair in verdict["pairs"] if pair["better"]}
+    for pair in verdict["matched"].get(SAME_SPARSITY, {"pairs": ()})["pairs"]:
+        if pair["better"] and (pair["measure"], _loser(pair), pair["better"]) in leads:
+            lost.setdefault(_loser(pair), {})[pair["better"]] = None
+    named = [row for answer in verdict["answers"].values() if answer != INCONCLUSIVE for row in answer]
+    return [
+        f"{row}: that it is better than {_listed(list(lost[row]))} whatever the post-processing. With the "
+        "same post-processing and the same sparsity, it is significantly worse in insertion or deletion."
+        for row in dict.fromkeys(named)
+        if row in lost
+    ]
+
+
+def _loser(pair: Json) -> str:
+    return str(pair["b"] if pair["better"] == pair["a"] else pair["a"])
 
 
 def ignores_weights(row: str, table: Mapping[str, Mapping[str, Json]]) -> bool:

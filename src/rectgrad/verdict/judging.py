@@ -167,6 +167,7 @@ def judged(
     several = [row for own in variants.values() for row in own]
     tuned = run(case, several, parts, engine, progress)
     record["matched"] = _matched(case, variants, columns(case, tuned))
+    record["claims"] += answers.reversals(record)
     record["failures"] = (
         shown.broken + failures(case, [*rows, *several], computed | tuned) + answers.too_few(record)
     )

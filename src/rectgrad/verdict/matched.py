@@ -29,11 +29,12 @@ class Steps(NamedTuple):
     cut: bool = False
 
 
+SAME_SPARSITY = "times input, positive part, same Gini index"
 VARIANTS = {
     "no post-processing": Steps(),
     "times input, positive part": Steps(True, True),
     "times input, positive part, padding trick": Steps(True, True, True),
-    "times input, positive part, same Gini index": Steps(True, True, cut=True),
+    SAME_SPARSITY: Steps(True, True, cut=True),
 }
 
 
