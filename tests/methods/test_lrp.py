@@ -381,6 +381,8 @@ def test_bounds_are_asked_for_and_checked():
     model, x = prepare(lively_cnn)
     with pytest.raises(ValueError, match="LRP: low must be given for the composite 'epsilon_gamma_box'"):
         rectgrad.attribute(model, x, "lrp", composite="epsilon_gamma_box", high=1.0)
+    with pytest.raises(ValueError, match="low must not be larger than high, and 1 is larger than 0"):
+        rectgrad.attribute(model, x, "lrp", composite="epsilon_gamma_box", low=1, high=0)
     for low in ("dark", torch.zeros(4, 1, 1), torch.zeros(3, 3, 10, 9)):
         with pytest.raises(
             ValueError, match=r"low and high must be a number, one for each channel, or a tensor"

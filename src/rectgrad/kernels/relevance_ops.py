@@ -89,6 +89,8 @@ class Composite(NamedTuple):
             missing = "low" if low is None else "high"
             wanted = "a number, or one for each channel"
             raise ValueError(f"LRP: {missing} must be given for the composite {name!r}: {wanted}")
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
+            raise ValueError(f"LRP: low must not be larger than high, and {low:g} is larger than {high:g}")
         first = first if unbounded or name not in BOXED else "box"
         return cls(first, convolution, dense, epsilon, gamma, low, high)
 
