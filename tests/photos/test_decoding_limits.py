@@ -1,5 +1,6 @@
 """Small files that take a decoder very long, or a lot of memory."""
 
+import contextlib
 import io
 import re
 import struct
@@ -8,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
+import PIL
 import pytest
 from PIL import Image
 
@@ -16,6 +18,8 @@ from rectgrad.app.work import Stopped, Work
 from rectgrad.photos import limits
 
 GREY = Image.radial_gradient("L").convert("RGB")
+SKIPS = int(PIL.__version__.partition(".")[0]) >= 13  # Pillow itself skips tags that are larger than the file
+pytestmark = pytest.mark.filterwarnings("ignore:Tag data larger than file")
 MEMORY = 400 * 2**20
 
 
@@ -74,8 +78,9 @@ BOMBS = {
 @pytest.mark.parametrize("kind", BOMBS)
 def test_tags_that_share_their_bytes_do_not_fill_the_memory(kind):
     content = BOMBS[kind]()
+    refused = pytest.raises(photos.UnreadableImageError, match=r"too much memory|128 KB of EXIF")
     tracemalloc.start()
-    with pytest.raises(photos.UnreadableImageError, match=r"too much memory|128 KB of EXIF"):
+    with contextlib.nullcontext() if SKIPS and kind == "TIFF" else refused:
         decoded(content)
     assert tracemalloc.get_traced_memory()[1] < MEMORY
     tracemalloc.stop()
