@@ -98,6 +98,17 @@ def test_the_rotation_of_avif_does_not_need_its_exif_data():
     tracemalloc.stop()
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_that_does_not_fit_into_memory_is_named(tmp_path):
+    """A small file that claims one long row, within the limit of pixels, which is too long for Pillow."""
+    sizes = ((256, 4, 1, 134_000_000), (257, 3, 1, 1), (258, 3, 1, 32), (259, 3, 1, 1), (262, 3, 1, 1))
+    content = tags(0, 1, (*sizes, (273, 4, 1, 0), (339, 3, 1, 2)))
+    (tmp_path / "row.tif").write_bytes(content)
+    said = "row.tif: 134000000 x 1 pixels do not fit into memory"
+    with pytest.raises(photos.UnreadableImageError, match=said):
+        photos.read(tmp_path / "row.tif")
+
+
 def test_exif_data_of_a_usual_size_is_read():
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a" * 60_000

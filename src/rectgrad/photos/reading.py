@@ -121,7 +121,10 @@ def upright_rgb(opened: Image.Image, enough: int | None = None) -> Image.Image:
         raise UnreadableImageError(f"{width} x {height} pixels exceed the limit of {limit} megapixels")
     if enough is not None and opened.format == "JPEG":
         opened.draft(None, (enough, enough))
-    opened.load()  # there may be EXIF data after the pixels
+    try:
+        opened.load()  # there may be EXIF data after the pixels
+    except MemoryError:
+        raise UnreadableImageError(f"{width} x {height} pixels do not fit into memory") from None
     check_exif(max(len(opened.info.get(kind) or "") for kind in ("exif", "Raw profile type exif")))
     upright = ImageOps.exif_transpose(opened)
     return to_rgb(upright if upright is not None else opened)
