@@ -407,7 +407,7 @@ def command_line(draw: random.Random) -> list[str]:
         return [name, "--help"]
     words = list(drawn_options(name, draw))
     if draw.random() < 0.05:
-        words.insert(draw.randrange(len(words) + 1), draw.choice(["--nonsense", "-x", "--", "--q", "--help"]))
+        words.insert(draw.randrange(len(words) + 1), draw.choice(["--nonsense", "-x", "--q", "--help"]))
     return [name, *words, *draw.choice(BOUNDS.get(name, [[]]))]
 
 

@@ -37,7 +37,8 @@ def from_file(name: str, file: Path | None) -> ImageModel:
     if isinstance(model, nn.Module):
         model = ImageModel(name=name, module=model, labels=[], **DEFAULTS)
     if not isinstance(model, ImageModel):
-        raise TypeError(f"{name}() must return an nn.Module or an ImageModel, not {type(model).__name__}")
+        kind = "None" if model is None else type(model).__name__
+        raise TypeError(f"{name}() must return an nn.Module or an ImageModel, not {kind}")
     if file is not None:
         weights.fill(model.module, weights.read(file), file)
     return model
