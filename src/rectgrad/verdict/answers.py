@@ -108,8 +108,8 @@ def claims(methods: Sequence[str], controls: Sequence[str], verdict: Json) -> li
 
 
 def reversals(verdict: Json) -> list[str]:
-    """Which leads of the answers' methods the same post-processing and sparsity turn round, a sentence for
-    each method: those leads are no property of its rule."""
+    """Leads that are reversed if all maps have the same post-processing and sparsity: a sentence for each
+    method that is an answer."""
     lost: dict[str, dict[str, None]] = {}
     leads = {(pair["measure"], pair["better"], _loser(pair)) for pair in verdict["pairs"] if pair["better"]}
     for pair in verdict["matched"].get(SAME_SPARSITY, {"pairs": ()})["pairs"]:
