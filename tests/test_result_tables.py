@@ -11,6 +11,7 @@ import pytest
 from rectgrad.experiments.findings import VERDICTS
 from rectgrad.experiments.report import _findings, _records, report
 from rectgrad.methods.catalog import METHODS, title_of
+from rectgrad.metrics.statistics import holm
 from rectgrad.verdict.record import read
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +20,7 @@ METHOD |= {name: name for name in METHODS} | {"class-gated RectGrad": "rectgrad_
 DATASET = {"CIFAR-10": "cifar10", "shapes": "shapes"}
 NETWORKS = {
     "Lite0": ["efficientnet_lite0"],
-    "CNN": [f"cifar10_cnn-{seed}" for seed in range(3)],
+    "CNN": [f"cifar10_cnn-{seed}" for seed in range(5)],
     "ResNet": ["cifar10_resnet"],
     "ViT": ["cifar10_vit"],
     "shapes": [f"shapes-{seed}" for seed in range(5)],
@@ -43,6 +44,11 @@ def record(name):
 @cache
 def verdict(name):
     return read(ROOT / "results" / "verdicts" / name / "verdict.json")
+
+
+@cache
+def smaller(name):
+    return read(ROOT / "results" / "why-this-class" / f"{name}.json")
 
 
 def tables(page, after):
@@ -112,17 +118,18 @@ def same_sparsity(row, column):
     return f"{mark}{signed(pair['difference'] * (1 if pair['a'] == 'lrp' else -1))}{mark}"
 
 
-def pointing(row, column):
-    """The grid pointing game of the records with more grids; bold if the method is an answer."""
-    name = NETWORKS[column][0].removesuffix("-0")
-    found = read(ROOT / "results" / "why-this-class" / f"{name}.json")
+def pointing(row, column, runs="verdicts"):
+    """The grid pointing game; bold if the method is an answer. Older records have the dropped grids."""
+    name = NETWORKS[column][0]
+    found = verdict(name) if runs == "verdicts" else smaller(name.removesuffix("-0"))
     grid = found["grid"]
     if row.startswith("grids"):
-        return f"{grid['kept']} of {grid['tried']:,}"
+        return f"{grid['kept']} of {grid.get('tried', grid['kept'] + grid.get('dropped', 0)):,}"
     if row.startswith("photos"):
         cells = grid["shape"][0] * grid["shape"][1]
         return f"{cells}; {1 / cells:g}"
-    mark = "**" * (row in found["answers"]["why this class"])
+    row, answer = row.removeprefix("control "), found["answers"]["why this class"]
+    mark = "**" * (answer != "inconclusive" and row in answer)
     return mark + rounded(found["table"]["grid_pointing"][row]["mean"]) + mark
 
 
@@ -254,7 +261,8 @@ WHICH, GATED, EXPERIMENT = "docs/which-method.md", "docs/class-gated.md", "docs/
     [
         (WHICH, "show why this class was chosen):", 0, specificity),
         (WHICH, "\n### LRP and RectGrad at equal sparsity\n", 0, same_sparsity),
-        (WHICH, "\n## Why this class, with more grids\n", 0, pointing),
+        (WHICH, "\n## Why this class\n", 0, pointing),
+        (WHICH, "\n### Smaller runs with integrated gradients\n", 0, partial(pointing, runs="smaller")),
         (WHICH, "\n## CIFAR-10 CNN\n", 0, measured("CNN")),
         (WHICH, "\n## CIFAR-10 ResNet\n", 0, measured("ResNet")),
         (WHICH, "\n## CIFAR-10 ViT\n", 0, measured("ViT")),
@@ -370,3 +378,20 @@ def test_the_report_is_that_of_the_records(tmp_path):
     """If not: `rectgrad reproduce report`."""
     shutil.copytree(ROOT / "results", tmp_path / "results")
     assert report(tmp_path / "results").read_bytes() == (ROOT / "results" / "report.html").read_bytes()
+
+
+def test_the_smaller_correction_is_not_what_changed_the_answers():
+    """Holm's correction of the verdicts for only the pairs that the runs with fewer methods have, too."""
+
+    def corrected(name):
+        few = smaller(name.removesuffix("-0"))
+        kept = {(p["measure"], frozenset((p["a"], p["b"]))) for p in few["pairs"]}
+        pairs = [p for p in verdict(name)["pairs"] if (p["measure"], frozenset((p["a"], p["b"]))) in kept]
+        found = zip(pairs, holm([p["p"] for p in pairs]), strict=True)
+        return {(p["a"], p["b"]): value for p, value in found if p["measure"] == "grid_pointing"}
+
+    assert rounded(float(corrected("cifar10_cnn-0")["rectgrad_gated", "brightness"])) == "0.11"
+    vit, controls = corrected("cifar10_vit"), verdict("cifar10_vit")["controls"]
+    methods = {a for a, b in vit if b in controls and a not in controls}
+    assert all(max(float(vit[method, control]) for control in controls) > 0.05 for method in methods)
+    assert len(methods) == 7
