@@ -130,6 +130,10 @@ def atomic(path: Path) -> Iterator[Path]:
         with open(part, "rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.filename in (None, str(part), part):  # of a full disk, for which there is no name
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         part.unlink(missing_ok=True)
 
