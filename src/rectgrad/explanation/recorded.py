@@ -65,7 +65,7 @@ def answers(
     if scores is not None:
         network.check_labels(scores.shape[1])
     maps = recorded.attribute(method, target)
-    trace, messages = without_tensors(recorded.trace), list(log.messages)
+    trace, messages = without_tensors(recorded.trace, method), list(log.messages)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     found = _specificities(recorded, method, maps, scores, index, requested)
     on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch), trace)
