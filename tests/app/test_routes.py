@@ -257,6 +257,12 @@ def test_fast_maps_come_first_and_slow_ones_report_their_progress(client):
     assert done[-1] > done[0]
 
 
+def test_a_slow_map_with_few_passes_comes_before_one_with_many(client):
+    options = {"RISE": {"masks": 300}, "SmoothGrad": {"samples": 3}}
+    found = client.maps("rise", "smoothgrad", options=options)
+    assert [each["method"] for each in found if each["kind"] == "map"] == ["smoothgrad", "rise"]
+
+
 def test_the_values_of_a_map_are_those_of_the_library(client):
     shown = next(each for each in client.maps("saliency") if each["kind"] == "map")
     service = Service(load("cifar10_cnn"))

@@ -242,6 +242,8 @@ def test_the_python_lines_say_what_was_moved(seen):
         seen, asked, Service(load("cifar10_cnn"), weights=Path("w.pt")).load_arguments("cifar10_cnn")
     )
     assert "load('cifar10_cnn', weights='w.pt')" in lines
+    own = Service(load("cifar10_cnn"), source="/a/own.py:make")  # its model has another name
+    assert own.load_arguments("cifar10_cnn") == "'/a/own.py:make'"
     assert f"'rectgrad', target={seen.top}, q=90.0" in lines
     assert ".save(" in lines
     assert "'smoothgrad', target=" in lines

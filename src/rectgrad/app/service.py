@@ -65,11 +65,15 @@ class Map(NamedTuple):
 class Service:
     """Computes everything that the page shows.
 
-    `first` is the model loaded at start-up; `files` are the file arguments of `load` that it was loaded with.
+    `first` is the model loaded at start-up; `source` and `files` are the arguments of `load` that it was
+    loaded with: its name, which may differ from that of the model, and files.
     """
 
-    def __init__(self, first: ImageModel, device: str = "cpu", **files: Path | None) -> None:
+    def __init__(
+        self, first: ImageModel, device: str = "cpu", source: str | None = None, **files: Path | None
+    ) -> None:
         self.device = device
+        self.source = source or first.name
         self.files = {name: path for name, path in files.items() if path is not None}
         self.first = first
         self._first = self._ready(first)
@@ -113,7 +117,8 @@ class Service:
     def load_arguments(self, name: str) -> str:
         """The arguments of `load` for a model, as Python code."""
         files = self.files if name == self.first.name else {}
-        return ", ".join([repr(name), *(f"{key}={str(path)!r}" for key, path in files.items())])
+        source = self.source if name == self.first.name else name
+        return ", ".join([repr(source), *(f"{key}={str(path)!r}" for key, path in files.items())])
 
     # --- photos ---
 
