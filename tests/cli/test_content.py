@@ -256,6 +256,9 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path):
     with pytest.raises(OSError) as raised, files.atomic(tmp_path / "a.png"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert raised.value.filename == str(tmp_path / "a.png")
+    full = r"cannot be written; the disk may be full .3 requested and 0 written.*a\.npy"
+    with pytest.raises(OSError, match=full), files.atomic(tmp_path / "a.npy"):
+        raise OSError("3 requested and 0 written")
     assert not any(tmp_path.iterdir())
 
 

@@ -131,8 +131,10 @@ def atomic(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(part, path)
     except OSError as error:
-        if error.filename in (None, str(part), part):  # of a full disk, for which there is no name
-            error.filename, error.filename2 = str(path), None
+        if error.errno is None:  # of numpy and Pillow
+            raise OSError(errno.EIO, f"cannot be written; the disk may be full ({error})", str(path)) from error
+        if error.filename in (None, str(part)):  # that of a full disk has no name
+            error.filename = str(path)
         raise
     finally:
         part.unlink(missing_ok=True)
