@@ -132,7 +132,8 @@ def atomic(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     except OSError as error:
         if error.errno is None:  # of numpy and Pillow
-            raise OSError(errno.EIO, f"cannot be written; the disk may be full ({error})", str(path)) from error
+            reason = f"cannot be written; the disk may be full ({error})"
+            raise OSError(errno.EIO, reason, str(path)) from error
         if error.filename in (None, str(part)):  # that of a full disk has no name
             error.filename = str(path)
         raise
