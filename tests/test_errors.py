@@ -176,6 +176,15 @@ def test_a_model_that_ends_in_softmax():
         (np.zeros((8, 8, 3), dtype=int), TypeError, ("uint8, or float from 0 to 1, not int64",)),
         (torch.rand(1, 8, 8), ValueError, ("takes a tensor (3, height, width), not shape (1, 8, 8)",)),
         (torch.tensor(0.5), ValueError, ("scalar tensor",)),
+        (torch.rand(8, 8), ValueError, ("takes a tensor (3, height, width), not shape (N, 8)",)),
+        (X * 255, ValueError, ("the tensor has values up to", "far above those that tiny takes")),
+        (X.double(), TypeError, ("of type torch.float64", "convert the tensor with .to(torch.float32)")),
+        (np.zeros((8, 8, 1)), ValueError, ("np.stack([array] * 3, axis=2)",)),
+        (np.zeros((0, 8, 3)), ValueError, ("the picture has no pixels: its size is 0 × 8 × 3",)),
+        (Image.new("RGB", (8, 0)), ValueError, ("the picture has no pixels: its size is 8 × 0",)),
+        ("", ValueError, ("'' is no path; pass the path of a photo",)),
+        (str(Path(__file__).parent), ValueError, ("is a folder, not a photo; pass", "a list of paths")),
+        (NET, TypeError, ("the picture comes before the model: rectgrad.explain(picture, model)",)),
     ],
     ids=lambda value: None,
 )
@@ -191,6 +200,16 @@ def test_a_module_that_cannot_prepare_a_picture_and_other_arguments():
         rectgrad.explain(PICTURE, NET.module, prepare=lambda picture: picture)
     with says(TypeError, "model must be a name", "not int"):
         rectgrad.explain(PICTURE, 3)
+    with says(ValueError, "'smoothgrad' is a method, not a model: pass method='smoothgrad'"):
+        rectgrad.explain(PICTURE, "smoothgrad")
+    with says(TypeError, "prepare must be a function from a PIL image", "not 'imagenet'"):
+        rectgrad.explain(PICTURE, NET.module, prepare="imagenet")
+    for labels in ({0: "a", 1: "b", 2: "c", 3: "d"}, {"a", "b", "c", "d"}):
+        with says(TypeError, f"labels is a {type(labels).__name__}; pass a list of the class names"):
+            rectgrad.explain(PICTURE, NET, labels=labels)
+    single = nn.Sequential(*NET.module, nn.Linear(4, 1))
+    with says(ValueError, "Sequential has a single output, but the number of class names is 2"):
+        rectgrad.explain(X, single, labels=["cat", "dog"])
     with says(ValueError, "device='meta', but the model is on cpu; move it first: model.to('meta')"):
         rectgrad.explain(PICTURE, NET, device="meta")
     with says(ValueError, "target has 2 classes for 1 pictures"):

@@ -149,7 +149,7 @@ class Record(Generic[Inputs]):
         start, stop = part.offset, part.offset + part.n
         target = changed(whole.target, whole.n, lambda index: index[start:stop])
         asked = replace(part, target=target, region=whole.region)
-        self._trace.conservation = None  # of an earlier method
+        self._trace.conservation = self._trace.completeness_error = None  # of an earlier method
         maps = method.rows(start, stop, whole.inputs).maps(asked)
         self._trace = asked.trace or self._trace
         return maps, self._trace.conservation

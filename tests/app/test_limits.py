@@ -383,8 +383,8 @@ def test_photos_of_the_folder_with_strange_names_can_be_opened(service, monkeypa
     async def test() -> None:
         visitor = await Visitor(explorer).enter()
         answers = []
-        for i in range(len(browsed)):
-            visitor.photo = f"folder:{i}"
+        for id in browsed.ids:
+            visitor.photo = f"folder:{id}"
             answers.append(await visitor.ask("open"))
         assert sorted(each.status_code for each in answers) == [200] * 6 + [400] * 3
         errors = [each.json()["error"] for each in answers if each.status_code == 400]

@@ -80,6 +80,17 @@ def test_the_first_screen_needs_no_scrolling(url, opened, device, dark, tmp_path
     page.context.close()
 
 
+def test_many_maps_fill_the_width(url, opened):
+    names = "rectgrad,saliency,gradcam,lrp,deconv,attn_lrp,guided_backprop"
+    page = explorer.page_of(opened, url, *SIZES["desktop"], link=f"#photo=sample:chelsea&methods={names}")
+    explorer.ready(page, 7)
+    page.wait_for_timeout(500)
+    boxes = [each.bounding_box() for each in page.locator(".panel .view").all()]
+    assert min(box["width"] for box in boxes) >= 180
+    assert len({box["x"] for box in boxes}) >= 4
+    page.context.close()
+
+
 def test_q_stays_at_hand_on_a_phone(url, opened):
     page = explorer.page_of(
         opened, url, *SIZES["phone"], link="#photo=sample:chelsea&methods=rectgrad,saliency"

@@ -109,12 +109,12 @@ def test_no_route_gives_a_file_that_was_not_given(served, client, tmp_path):
 
 
 def test_a_photo_is_named_by_an_id_that_the_session_was_given(served, client):
-    for photo in ("folder:1", "folder:-1", "folder:", "sample:chelsea", "upload:0", "given.png", ""):
+    for photo in ("folder:0", "folder:-1", "folder:", "sample:chelsea", "upload:0", "given.png", ""):
         assert client.http.post("/api/open", json={"photo": photo, "model": "cifar10_cnn"}).status_code == 404
-    assert client.open("folder:0").json()["name"] == "given.png"
-    assert (
-        client.http.post("/api/open", json={"photo": "folder:0", "model": "own.py:make"}).status_code == 400
-    )
+    [listed] = client.http.post("/api/session").json()["folder"]
+    assert client.open(listed["photo"]).json()["name"] == "given.png"
+    given = {"photo": listed["photo"], "model": "own.py:make"}
+    assert client.http.post("/api/open", json=given).status_code == 400
 
 
 def test_every_error_has_a_message(client):
@@ -255,6 +255,12 @@ def test_fast_maps_come_first_and_slow_ones_report_their_progress(client):
     done = [each["done"] for each in progress]
     assert done == sorted(done)
     assert done[-1] > done[0]
+
+
+def test_a_slow_map_with_few_passes_comes_before_one_with_many(client):
+    options = {"RISE": {"masks": 300}, "SmoothGrad": {"samples": 3}}
+    found = client.maps("rise", "smoothgrad", options=options)
+    assert [each["method"] for each in found if each["kind"] == "map"] == ["smoothgrad", "rise"]
 
 
 def test_the_values_of_a_map_are_those_of_the_library(client):

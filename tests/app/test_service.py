@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import graphs
 import rectgrad
@@ -240,6 +242,8 @@ def test_the_python_lines_say_what_was_moved(seen):
         seen, asked, Service(load("cifar10_cnn"), weights=Path("w.pt")).load_arguments("cifar10_cnn")
     )
     assert "load('cifar10_cnn', weights='w.pt')" in lines
+    own = Service(load("cifar10_cnn"), source="/a/own.py:make")  # its model has another name
+    assert own.load_arguments("cifar10_cnn") == "'/a/own.py:make'"
     assert f"'rectgrad', target={seen.top}, q=90.0" in lines
     assert ".save(" in lines
     assert "'smoothgrad', target=" in lines
@@ -263,3 +267,35 @@ def test_a_folder_is_stepped_through_by_class(service, tmp_path):
     wanted = str(folder.classes[2])
     assert folder.step(2, 1, wanted) in folder.rows(wanted)
     assert folder.choices()[0][0] == "all photos (6)"
+
+
+def test_a_link_names_the_same_photo_when_others_are_added(service, tmp_path):
+    for name in ("b.png", "d.png"):
+        photo_of(tmp_path / name, 0)
+    before = Folder(tmp_path, service)
+    for name in ("a.png", "c.png", "e.png"):
+        photo_of(tmp_path / name, 1)
+    after = Folder(tmp_path, service)
+    for id, i in before.ids.items():
+        assert after.sources[after.ids[id]].path == before.sources[i].path
+
+
+def test_a_single_output_has_no_probability_and_several_labels_have_their_own(tmp_path):
+    net = load("cifar10_cnn")
+    path = photo_of(tmp_path / "noise.png", 0)
+    layers = nn.Sequential(net.module, nn.Linear(10, 1))
+    single = Service(replace(net, module=layers, labels=[], synonyms=[])).predict(path, "a", net.name)
+    assert [guess.label for guess in single.guesses] == ["output"]
+    assert math.isnan(single.guesses[0].probability)
+    several = Service(replace(net, module=nn.Sequential(net.module, nn.Sigmoid()))).predict(
+        path, "a", net.name
+    )
+    outputs = torch.sigmoid(net.module(net.prepare(several.crop)[None]))[0].detach()
+    assert several.guesses[0].probability == pytest.approx(float(outputs.max()), abs=1e-5)
+
+
+def test_layers_without_rows_and_columns_are_refused(tmp_path):
+    service = Service(load("cifar10_vit"))
+    seen = service.predict(photo_of(tmp_path / "noise.png", 0), "noise.png", "cifar10_vit")
+    with pytest.raises(ValueError, match="no activation of cifar10_vit has rows and columns"):
+        service.layers(seen, Query(("rectgrad",)))

@@ -1,6 +1,7 @@
 """Results belong to the content of a photo and to the weights that explained it, whatever names, times and
 other processes do."""
 
+import errno
 import json
 import os
 import subprocess
@@ -221,3 +222,60 @@ def test_planted_names_among_the_results_do_nothing(run, tmp_path):
     assert (status, err) == (0, "")
     assert all(path.exists() for path in planted)
     assert not (out / ".gone.png.999999999.part").exists()  # of a process that has ended
+
+
+def test_files_of_two_runs_are_never_taken_for_one_result(run, tmp_path, monkeypatch):
+    cat = photo(tmp_path / "cat.png")
+    common = ("explain", cat, "--model", TINY, "--out", "r")
+    run(*common, "--q", "60", "--maps", "npy")
+    first = Path("r/cat.png").read_bytes()
+
+    def full(picture, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:  # after the picture of the second run has been written
+        patched.setattr(files, "save_thumbnail", full)
+        assert run(*common, "--method", "saliency")[0] == 2
+    assert Path("r/cat.png").read_bytes() != first
+    assert not Path("r/cat.npy").exists()  # of the first run
+    run(*common, "--q", "60")
+    assert Path("r/cat.png").read_bytes() == first
+
+
+def test_maps_of_the_same_settings_are_kept_in_both_formats(run, tmp_path):
+    common = ("explain", photo(tmp_path / "cat.png"), "--model", TINY, "--out", "r")
+    run(*common, "--q", "60", "--maps", "npy")
+    run(*common, "--q", "60", "--maps", "npz")
+    assert Path("r/cat.npy").exists()
+    Path("r/other.npy").write_bytes(b"")
+    run(*common, "--q", "50")
+    assert sorted(path.name for path in Path("r").glob("*.np*")) == ["other.npy"]
+
+
+def test_a_full_disk_is_reported_with_the_file(tmp_path):
+    with pytest.raises(OSError) as raised, files.atomic(tmp_path / "a.png"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.filename == str(tmp_path / "a.png")
+    full = r"cannot be written; the disk may be full .3 requested and 0 written.*a\.npy"
+    with pytest.raises(OSError, match=full), files.atomic(tmp_path / "a.npy"):
+        raise OSError("3 requested and 0 written")
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_explained_class_is_printed_and_the_next_command_can_be_run(run, tmp_path):
+    dashed = photo(tmp_path / "-a.png")
+    _, out, _ = run("explain", "--model", TINY, "--target", "3", "--", dashed.name)
+    [line] = [line for line in out.splitlines() if "(explained)" in line]
+    assert rectgrad.models.load(TINY).label(3) in line
+    command = out.splitlines()[-1]
+    assert " ./-a.png " in command
+
+
+def test_options_of_averages_and_baselines(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    _, _, err = run("explain", cat, "--model", TINY, "--method", "smoothgrad", "--q", "90")
+    assert "neither smoothgrad nor saliency, the method that it averages, has the option --q" in err
+    for command in ("explain", "compare"):
+        option = "--method" if command == "explain" else "--methods"
+        _, _, err = run(command, cat, "--model", TINY, option, "deeplift_shap")
+        assert "deeplift_shap needs baselines, which cannot be given on the command line" in err

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 import rectgrad
 from commands import TINY, photo, size_of
 from rectgrad import photos
+from rectgrad.cli.sheets import caution_lines
 from rectgrad.models import load
 
 
@@ -134,3 +136,31 @@ def test_a_photo_named_like_the_common_sheet(run, tmp_path):
     assert out.strip() == "r/compare.png"
     height = size_of("r/compare.png.png")[1] + size_of("r/b.png")[1]
     assert size_of("r/compare.png")[1] == height
+
+
+def test_small_maps_are_enlarged(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    run("compare", cat, "--model", "cifar10_cnn", "--methods", "saliency,lrp", "--out", "r")
+    run("sweep", cat, "--model", "cifar10_cnn", "--q", "50,90", "--out", "s")
+    assert size_of("r/cat.png")[1] > 2 * 224  # two rows of 32 pixels
+    assert size_of("s/cat.png")[0] > 4 * 224
+
+
+def test_sheets_show_warnings_by_title():
+    zero = Image.new("RGB", (8, 8))
+    found = rectgrad.explain(zero, TINY, "saliency")
+    several = {"a": replace(found, warnings=("x",)), "b": replace(found, warnings=("x", "y"))}
+    assert caution_lines(several)[-2:] == ["Warning (all maps): x.", "Warning (b): y."]
+
+
+def test_layers_of_a_transformer_are_refused_by_name(run, tmp_path):
+    status, _, err = run("layers", photo(tmp_path / "cat.png"), "--model", "cifar10_vit")
+    assert status == 2
+    assert "no activation of cifar10_vit has rows and columns" in err
+
+
+def test_sweep_refuses_fractions(run, tmp_path):
+    cat = photo(tmp_path / "cat.png")
+    status, _, err = run("sweep", cat, "--model", TINY, "--q", "0.5,0.98")
+    assert (status, "use --q 98, not 0.98" in err) == (2, True)
+    assert run("sweep", cat, "--model", TINY, "--q", "0.5,50")[0] == 0

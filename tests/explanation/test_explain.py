@@ -14,6 +14,7 @@ import rectgrad
 from every_method import EVERY, QUICK
 from networks import NETWORKS
 from rectgrad.api import record_for
+from rectgrad.explanation import Network, Prepared, explain_record
 from rectgrad.methods.catalog import describe
 from tiny_model import tiny
 
@@ -294,3 +295,23 @@ def test_an_option_that_is_a_tensor_is_described_by_its_shape(method, option, tm
     found.save(tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as saved:
         assert "a tensor (1, 3," in str(saved["settings"])
+
+
+@pytest.mark.parametrize("name", ["occlusion", "random", "smoothgrad"])
+def test_the_trace_of_a_shared_record_has_no_rules_of_an_earlier_method(name):
+    net, inputs = tiny(), torch.rand(1, 3, 32, 32)
+    network, batch = Network.of(net), [Prepared(inputs[0], None)]
+    kept = rectgrad.record(net.module, inputs)
+    [first] = explain_record(kept, network, batch, rectgrad.METHODS["gradcam"])
+    assert any(note.startswith("Class layer") for note in first.notes)
+    [found] = explain_record(kept, network, batch, rectgrad.METHODS[name])
+    assert not any(note.startswith("Class layer") for note in found.notes)
+    assert {row.rule for row in found.trace.rows} == {"plain"}
+
+
+def test_a_record_forgets_the_completeness_error_of_deeplift():
+    kept = rectgrad.record(tiny().module, torch.rand(1, 3, 32, 32))
+    kept.attribute("deeplift")
+    assert kept.trace.completeness_error is not None
+    kept.attribute("rectgrad")
+    assert kept.trace.completeness_error is None

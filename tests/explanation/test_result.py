@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import rectgrad
 from tiny_model import tiny
@@ -65,3 +66,18 @@ def test_the_picture_names_the_class_layer(method):
     [note] = [note for note in found.notes if "layer" in note]
     assert note == "Class layer: 3."
     assert not any("layer" in note for note in rectgrad.explain(X, tiny(), "saliency").notes)
+
+
+def test_networks_with_several_labels_have_a_probability_for_each():
+    net, picture = tiny(), torch.rand(3, 32, 32)
+    model = nn.Sequential(*net.module, nn.Sigmoid(), nn.Flatten())
+    found = rectgrad.explain(picture, model, "saliency")
+    assert found.target.probability == pytest.approx(float(found.outputs.max()))
+    assert [guess.probability for guess in found.top] == sorted(found.outputs.tolist(), reverse=True)
+
+
+def test_a_map_that_is_no_picture():
+    model = nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 5))
+    found = rectgrad.explain(torch.rand(7), model, "saliency")
+    with pytest.raises(ValueError, match=r"a map of shape \(7,\) cannot be drawn; its values are in `.map`"):
+        found.show()

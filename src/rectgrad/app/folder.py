@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,10 +16,12 @@ ALL = "all"
 
 
 class Folder:
-    """`sources` lists the photos; `classes` maps those classified so far to their top class."""
+    """`sources` lists the photos; `ids` are their names in links, which stay the same when other photos are
+    added; `classes` maps those classified so far to their top class."""
 
     def __init__(self, folder: Path, service: Service) -> None:
         self.sources = files.sources([str(folder)])
+        self.ids = {_id(source.name): i for i, source in enumerate(self.sources)}
         self.classes: dict[int, int] = {}
         self._service = service
         self.finished = threading.Event()
@@ -65,3 +69,7 @@ class Folder:
         if at in rows:
             return rows[(rows.index(at) + by) % len(rows)]
         return next((i for i in rows if i > at), rows[0])
+
+
+def _id(name: str) -> str:
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from functools import partial
@@ -33,7 +34,7 @@ from rectgrad.app.server import TemporaryFolder
 from rectgrad.app.service import QS, Prediction, Service
 from rectgrad.app.sessions import STORED, Photo, Session, Sessions
 from rectgrad.app.work import LaneName, Work
-from rectgrad.models import ModelUnavailableError
+from rectgrad.models import Guess, ModelUnavailableError
 from rectgrad.photos import files
 from rectgrad.photos.names import readable
 
@@ -124,8 +125,10 @@ class Explorer:
             return session.uploads[photo]
         if kind == "sample" and name in self.samples:
             return Photo(self.samples[name], self.samples[name].name)
-        if kind == "folder" and self.folder is not None and name.isdecimal() and int(name) < len(self.folder):
-            path = self.folder.sources[int(name)].path
+        if kind == "folder" and self.folder is not None:
+            if name not in self.folder.ids:
+                raise HTTPException(404, "The photo of this link is not in the folder.")
+            path = self.folder.sources[self.folder.ids[name]].path
             return Photo(path, readable(path.name))
         raise HTTPException(
             404, "This photo is not on the server: uploads are deleted after 15 minutes. Upload it again."
@@ -267,7 +270,7 @@ def create(explorer: Explorer) -> FastAPI:
             "colours": drawing.colour_tables(),
             "marks": QS,
             "samples": list(explorer.samples),
-            "folder": None if explorer.folder is None else [each.name for each in explorer.folder.sources],
+            "folder": None if explorer.folder is None else _photos_of(explorer.folder),
             "limit": UPLOAD,
             **streams.advice(),
         }
@@ -298,7 +301,7 @@ def create(explorer: Explorer) -> FastAPI:
             "name": prediction.name,
             "size": prediction.crop.size,
             "shown": drawing.data_url(shown),
-            "guesses": [asdict(guess) for guess in prediction.guesses],
+            "guesses": [_without_nan(guess) for guess in prediction.guesses],
         }
 
     @app.post("/api/classes")
@@ -342,6 +345,16 @@ def create(explorer: Explorer) -> FastAPI:
     if explorer.folder is not None:
         _folder_routes(app, explorer, explorer.folder)
     return app
+
+
+def _photos_of(folder: Folder) -> list[dict[str, str]]:
+    listed = zip(folder.ids, folder.sources, strict=True)
+    return [{"photo": f"folder:{id}", "name": readable(source.name)} for id, source in listed]
+
+
+def _without_nan(guess: Guess) -> dict[str, Any]:
+    """A class as JSON, which has no NaN: the probability of a single output is null."""
+    return {**asdict(guess), "probability": None if math.isnan(guess.probability) else guess.probability}
 
 
 def _folder_routes(app: FastAPI, explorer: Explorer, folder: Folder) -> None:

@@ -16,14 +16,14 @@ import torch
 from PIL import Image
 
 from rectgrad import photos
-from rectgrad.api import Record, layer_attributions, record
+from rectgrad.api import Record, record
 from rectgrad.app import controls, work
 from rectgrad.app.cache import Cache
 from rectgrad.app.query import Query
 from rectgrad.engine.target import contrast
 from rectgrad.explanation import Explanation, Network, Prepared
 from rectgrad.explanation.captures import Answered
-from rectgrad.explanation.recorded import answers, measured
+from rectgrad.explanation.recorded import answers, measured, top_classes
 from rectgrad.explanation.warning_log import WarningLog
 from rectgrad.methods import Method, RectGrad
 from rectgrad.metrics import gini
@@ -65,11 +65,15 @@ class Map(NamedTuple):
 class Service:
     """Computes everything that the page shows.
 
-    `first` is the model loaded at start-up; `files` are the file arguments of `load` that it was loaded with.
+    `first` is the model loaded at start-up; `source` and `files` are the arguments of `load` that it was
+    loaded with: its name, which may differ from that of the model, and files.
     """
 
-    def __init__(self, first: ImageModel, device: str = "cpu", **files: Path | None) -> None:
+    def __init__(
+        self, first: ImageModel, device: str = "cpu", source: str | None = None, **files: Path | None
+    ) -> None:
         self.device = device
+        self.source = source or first.name
         self.files = {name: path for name, path in files.items() if path is not None}
         self.first = first
         self._first = self._ready(first)
@@ -113,7 +117,8 @@ class Service:
     def load_arguments(self, name: str) -> str:
         """The arguments of `load` for a model, as Python code."""
         files = self.files if name == self.first.name else {}
-        return ", ".join([repr(name), *(f"{key}={str(path)!r}" for key, path in files.items())])
+        source = self.source if name == self.first.name else name
+        return ", ".join([repr(source), *(f"{key}={str(path)!r}" for key, path in files.items())])
 
     # --- photos ---
 
@@ -136,12 +141,10 @@ class Service:
         """The photo with its top classes."""
 
         def compute() -> Prediction:
-            model = self.model(opened.model)
-            outputs = self._record(opened).outputs
-            scores = getattr(outputs, "logits", outputs)
-            model.check_labels(scores.shape[1])
-            guesses = tuple(model.top(scores[0].float().cpu(), 5))
-            return replace(opened, guesses=guesses, classes=scores.shape[1])
+            recorded, network = self._record(opened), self.network(opened.model)
+            scores = getattr(recorded.outputs, "logits", recorded.outputs).reshape(1, -1)
+            network.check_labels(scores.shape[1])
+            return replace(opened, guesses=top_classes(recorded, network), classes=scores.shape[1])
 
         return self._predictions.get((opened.digest, opened.name), compute)
 
@@ -215,9 +218,9 @@ class Service:
         ]
         if not supported:
             return []
-        model, target = self.model(prediction.model), query.resolve_target(prediction.top)
-        layers = layer_attributions(model.module, self.inputs(prediction), supported[0], target)
-        planes = [(name, values[0].float().cpu().numpy()) for name, values in layers if values[0].dim() == 2]
+        network, target = self.network(prediction.model), query.resolve_target(prediction.top)
+        layers = network.layers(self.inputs(prediction), supported[0], target)
+        planes = [(name, values.float().numpy()) for name, values in layers]
         step = max((len(planes) - 1) / (count - 1), 1)
         return [planes[round(i * step)] for i in range(min(count, len(planes)))]
 

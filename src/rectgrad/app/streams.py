@@ -119,6 +119,7 @@ async def maps(work: Work, request: Request, wanted: Wanted) -> AsyncIterator[by
             if not wanted.slow(method) or work.running(wanted.key(method))
         }
         slow = [(name, method) for name, method in wanted.methods.items() if wanted.slow(method)]
+        slow.sort(key=lambda each: (each[0] not in tasks, controls.evaluations(each[1]) or 0))  # fewest first
         try:
             for name, method in missing:
                 if (name, method) not in slow:

@@ -14,7 +14,7 @@ from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.report import process, report_sheets
 from rectgrad.cli.run import Drawn, Json, Plan
-from rectgrad.cli.sheets import Found, by_methods, caution_lines, drawn, methods_settings
+from rectgrad.cli.sheets import CELL, Found, by_methods, caution_lines, drawn, methods_settings
 from rectgrad.explanation import Network, Prepared
 from rectgrad.explanation.result import value_of
 from rectgrad.methods import Method
@@ -56,7 +56,14 @@ class Compare:
             [blank, *self._panels(final, dict.fromkeys(planes, ""))],
         ]
         cautions = caution_lines({title_of(name): each for name, each in answer.items()})
-        sheet = image.sheet(rows, first.caption, labels=LABELS, dark=self.dark, notes=cautions)
+        sheet = image.sheet(
+            rows,
+            first.caption,
+            labels=LABELS,
+            cell=image.enlarged(first.photo.height, CELL),
+            dark=self.dark,
+            notes=cautions,
+        )
         return drawn(sheet, answer)
 
     def _panels(self, planes: dict[str, Any], notes: dict[str, str]) -> list[image.Panel]:

@@ -130,14 +130,19 @@ def _command(images: list[str] | None, given: Mapping[str, object]) -> str:
     chosen = [
         f"{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value not in (None, DEFAULT)
     ]
-    return " ".join(["PHOTO" if images is None else shlex.quote(names.readable(images[0])), *chosen])
+    photo = "PHOTO" if images is None else names.readable(images[0])
+    photo = f"./{photo}" if photo.startswith("-") else photo  # it would be an option
+    return " ".join([shlex.quote(photo), *chosen])
 
 
 def _print_one(record: Json, out: Path, photo: str) -> None:
-    """Prints the top five classes, the path of the picture, the specificity, and what to try next."""
-    for candidate in record["top5"]:
+    """Prints the top five classes, the class of --target, the path of the picture, the specificity, and what
+    to try next."""
+    asked, target = record["settings"]["target"] is not None, record["target"]
+    for candidate in record["top5"] + [target] * (target not in record["top5"]):
         confidence = "" if candidate["confidence"] is None else f"{candidate['confidence']:.1%}"
-        print(f"{confidence:>7}  {names.readable(candidate['name'])}")
+        explained = "  (explained)" if asked and candidate == target else ""
+        print(f"{confidence:>7}  {names.readable(candidate['name'])}{explained}")
     print(out / record["picture"])
     for note in record["notes"]:
         print(note)

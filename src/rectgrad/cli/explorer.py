@@ -73,7 +73,8 @@ def app(
             from rectgrad.app.routes import Explorer, create
             from rectgrad.app.service import Service
 
-            service = Service(network.model, network.device, weights=weights, labels=labels)
+            given = {"weights": weights and weights.absolute(), "labels": labels and labels.absolute()}
+            service = Service(network.model, network.device, _absolute(model), **given)
             browsed = None if folder is None else Folder(folder, service)
             explorer = Explorer(service, temporary, browsed)
             if browsed is not None:
@@ -93,3 +94,9 @@ def app(
 
 def _terminate(*_: object) -> None:
     raise CommandExit(0)
+
+
+def _absolute(model: str) -> str:
+    """The name of a model; the path of a user's file is made absolute."""
+    path, _, factory = model.rpartition(":")
+    return f"{Path(path).absolute()}:{factory}" if Path(path).is_file() else model

@@ -11,7 +11,6 @@ import typer
 from torch import Tensor
 
 from rectgrad import image
-from rectgrad.api import layer_attributions
 from rectgrad.cli import options as shared
 from rectgrad.cli.report import process, report_sheets
 from rectgrad.cli.run import Drawn, Json, Plan
@@ -53,7 +52,8 @@ class Layers:
     def _answer(self, network: Network, photo: Prepared) -> Answer:
         [found] = by_methods(network, [photo], self.methods, self.target)
         layers = {
-            name: layers_of(network, photo, method, self.target) for name, method in self.methods.items()
+            name: network.layers(photo.inputs.unsqueeze(0), method, self.target)
+            for name, method in self.methods.items()
         }
         return Answer(found, layers)
 
@@ -118,13 +118,6 @@ def layers(
     plan = Plan(network.model, work, out, maps, 1, network.device, shared.code_of(model), again)
     outcome = process("layers", plan, sources, as_json)
     return report_sheets(plan, outcome, as_json, out / "layers.png" if together else None)
-
-
-def layers_of(network: Network, photo: Prepared, method: Method, target: int | None) -> Maps:
-    """The layers whose attribution has two dimensions."""
-    inputs = photo.inputs.unsqueeze(0).to(network.device)
-    attributions = layer_attributions(network.module, inputs, method, target)
-    return [(name, values[0].cpu()) for name, values in attributions if values[0].dim() == 2]
 
 
 def _arrays(layers: dict[str, Maps]) -> dict[str, np.ndarray]:

@@ -170,7 +170,7 @@ def check_percentile(q: float | None) -> None:
 
 
 def _picture_method(name: str, q: float) -> Method:
-    method = as_method(name, {})
+    method = build_method(name, {})
     return as_method(name, {"q": q, "positive_only": False}) if isinstance(method, RectGrad) else method
 
 
@@ -193,12 +193,22 @@ def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None
 def build_method(name: str, options: dict[str, Any]) -> Method:
     """A method by name. Options that an average does not have are passed to the method that it averages."""
     check_percentile(options.get("q"))
+    if METHODS.get(name) is not None and not METHODS[name].ready:
+        raise ValueError(f"{name} needs baselines, which cannot be given on the command line: use Python")
     own = [field.name for field in fields(as_method(name, {}))]
     inner = {key: value for key, value in options.items() if key not in own}
     if "over" not in own or not inner:
         return as_method(name, _converted(name, options))
     average = as_method(name, _converted(name, {k: v for k, v in options.items() if k in own}))
     over = options.get("over", name_of(average.over))  # type: ignore[attr-defined]
+    known = [field.name for field in fields(as_method(over, {}))]
+    for option in inner:
+        if option not in known:
+            flag = "--" + option.replace("_", "-")
+            raise TypeError(
+                f"neither {name} nor {over}, the method that it averages, has the option {flag}; to average "
+                "another method, use --over, such as --over rectgrad"
+            )
     return replace(average, over=as_method(over, _converted(over, inner)))  # type: ignore[call-arg]
 
 

@@ -219,6 +219,7 @@ def _write(plan: Plan, settings: Json, source: Source, digest: str, drawn: Drawn
         "settings": settings,
         "photo": digest,
     }
+    _forget(plan, settings, source, digest)
     if plan.maps:
         record["map"] = f"{source.name}.{plan.maps}"
         files.save_array(drawn.maps, plan.out / record["map"])
@@ -226,6 +227,19 @@ def _write(plan: Plan, settings: Json, source: Source, digest: str, drawn: Drawn
     files.save_thumbnail(drawn.thumbnail, plan.out / record["thumbnail"])
     files.save_json(record, plan.out / f"{source.name}.json")
     return record
+
+
+def _forget(plan: Plan, settings: Json, source: Source, digest: str) -> None:
+    """Removes the record of an earlier result, which would describe files that are replaced one by one, and
+    its raw maps if they are of other settings or another photo."""
+    path = plan.out / f"{source.name}.json"
+    found = files.load_record(path)
+    if not {"settings", "photo"} <= found.keys():
+        return  # not ours
+    path.unlink(missing_ok=True)
+    if (found["settings"], found["photo"]) != (settings, digest):
+        for kind in shared.KINDS:
+            (plan.out / f"{source.name}.{kind}").unlink(missing_ok=True)
 
 
 def summary_of(found: Explanation) -> Json:

@@ -16,6 +16,7 @@ from rectgrad.methods import Method
 from rectgrad.methods.catalog import plain_value
 
 Found = dict[str, Explanation]  # the explanations of one photo, by name of the method
+CELL = 224  # pixels, about: the height of a map on a sheet
 _THUMBNAIL = 720  # pixels
 
 
@@ -57,7 +58,14 @@ def drawn(sheet: Image.Image, answer: Found, maps: Any = None) -> Drawn:
 
 
 def caution_lines(found: Mapping[str, Explanation]) -> list[str]:
-    """The text under a sheet of several maps, by title, if the specificity of some is low."""
+    """The text under a sheet of several maps, by title: which ones have a low specificity or warnings."""
     low = [title for title, each in found.items() if each.caution]
-    which = "all maps" if len(low) == len(found) > 1 else ", ".join(low)
-    return [f"Low specificity ({which}): {found[low[0]].caution}."] if low else []
+    lines = [f"Low specificity ({_which(low, found)}): {found[low[0]].caution}."] if low else []
+    for message in dict.fromkeys(message for each in found.values() for message in each.warnings):
+        warned = [title for title, each in found.items() if message in each.warnings]
+        lines.append(f"Warning ({_which(warned, found)}): {message}.")
+    return lines
+
+
+def _which(titles: list[str], found: Mapping[str, Explanation]) -> str:
+    return "all maps" if len(titles) == len(found) > 1 else ", ".join(titles)

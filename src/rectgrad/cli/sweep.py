@@ -12,7 +12,7 @@ from rectgrad import image
 from rectgrad.cli import options as shared
 from rectgrad.cli.report import process, report_sheets
 from rectgrad.cli.run import Drawn, Json, Plan
-from rectgrad.cli.sheets import Found, by_methods, caution_lines, drawn, methods_settings
+from rectgrad.cli.sheets import CELL, Found, by_methods, caution_lines, drawn, methods_settings
 from rectgrad.explanation import Network, Prepared
 from rectgrad.explanation.result import value_of
 from rectgrad.methods import Method, RectGrad
@@ -46,7 +46,8 @@ class Sweep:
             picture = image.colour(image.plane(each.map), scheme)
             panels.append(image.Panel(picture, name, f"specificity {value_of(each)}"))
         rows, notes = list(batches(panels, COLUMNS)), caution_lines(answer)
-        return drawn(image.sheet(rows, first.caption, dark=self.dark, notes=notes), answer)
+        cell = image.enlarged(first.photo.height, CELL)
+        return drawn(image.sheet(rows, first.caption, cell=cell, dark=self.dark, notes=notes), answer)
 
 
 @sweep_app.command("sweep")
@@ -72,10 +73,11 @@ def sweep(
     Example: rectgrad sweep cat.jpg --q 0,20,80,95,99
     """
     shared.check_choice("--maps", maps, shared.KINDS)
+    levels = list(map(_level, q.split(",")))
+    if max(levels) < 1:
+        shared.check_percentile(max(levels))
     methods: dict[str, Method] = {"tau = 0": RectGrad(tau=0.0, positive_only=False)}
-    methods |= {
-        f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in map(_level, q.split(","))
-    }
+    methods |= {f"q = {level:g}": RectGrad(q=level, positive_only=False) for level in levels}
     sources = shared.find_photos(images, out, reserved=["sweep"])
     network = shared.network(model, weights, labels, device, target)
     shared.prepare_output(out)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from rectgrad.api import Model, OptionValue, chosen, record_for
 from rectgrad.engine import target as targets
@@ -127,6 +127,8 @@ def explain(
 
 def _pictures(image: Any) -> tuple[list[Any], bool]:
     """The pictures as a list, and whether `image` was a list or a batch."""
+    if isinstance(image, (ImageModel, nn.Module)):
+        raise TypeError("the picture comes before the model: rectgrad.explain(picture, model)")
     if isinstance(image, Tensor):
         if image.dim() == 0:
             raise ValueError("image is a scalar tensor; pass a tensor that the model takes, (C, H, W)")
@@ -201,6 +203,8 @@ def _explained(
             recorded = record_for(network.module, inputs, method) if replayed is None else replayed
             return answers(recorded, network, batch, method, target, specificity, log)
     except Exception as error:
+        if type(error) is RuntimeError:
+            network.check_type(batch[0].inputs)
         if not out_of_memory(error) or len(batch) == 1:
             raise
     half = len(batch) // 2

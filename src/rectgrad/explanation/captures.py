@@ -99,7 +99,7 @@ def _captured(model: Model, inputs: Tensor, method: Method) -> tuple[Capture, Tr
     with WarningLog(quiet=True):  # the ordinary calls before it have warned
         recorded = record_for(model, inputs, method)
         recorded.attribute(method)
-        trace = without_tensors(recorded.trace)
+        trace = without_tensors(recorded.trace, method)
         del recorded  # and its activations
         try:
             return capture(model, inputs, method), trace
@@ -107,10 +107,15 @@ def _captured(model: Model, inputs: Tensor, method: Method) -> tuple[Capture, Tr
             return None
 
 
-def without_tensors(trace: Trace) -> Trace:
-    """A copy that names each op's rule and keeps no activations, which would fill the memory."""
-    light = copy.copy(trace)
-    light.rows = [row._replace(op=SimpleNamespace(rule=row.rule)) for row in trace.rows]  # type: ignore[arg-type]
+def without_tensors(trace: Trace, method: Method) -> Trace:
+    """A copy that names each op's rule and keeps no activations, which would fill the memory.
+
+    A method without a backward pass of its own on this record used no rule: those in the trace are of an
+    earlier method.
+    """
+    light, used = copy.copy(trace), method.one_backward and method.runs_model
+    rules = (SimpleNamespace(rule=row.rule if used else "plain") for row in trace.rows)
+    light.rows = [row._replace(op=each) for row, each in zip(trace.rows, rules, strict=True)]  # type: ignore[arg-type]
     light.hidden, light.conservation = {}, None  # it would hold the batch
     return light
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,14 +13,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rectgrad import photos
+from rectgrad.api import layer_attributions
 from rectgrad.explanation.captures import Captures, Replay
 from rectgrad.kernels.relevance_ops import BOXED
-from rectgrad.methods import LRP, Method
+from rectgrad.methods import LRP, METHODS, Method
 from rectgrad.models import ImageModel, classes, load
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 Prepare = Callable[[Image.Image], Tensor]
+P = TypeVar("P", Image.Image, np.ndarray)
 Labels = Sequence[str] | str | Path
+
+FAR = 10.0  # times the brightest pixel: values from 0 to 255 are above it, and noisy copies are not
 
 
 class Prepared(NamedTuple):
@@ -51,6 +55,13 @@ class Network:
     ) -> Network:
         if isinstance(model, type):
             raise TypeError(f"model is the class {model.__name__}; pass an instance of it")
+        if isinstance(model, str) and model in METHODS:
+            raise ValueError(f"{model!r} is a method, not a model: pass method={model!r}")
+        if prepare is not None and not callable(prepare):
+            raise TypeError(
+                "prepare must be a function from a PIL image to the tensor (C, H, W) that the model takes, "
+                f"not {prepare!r}"
+            )
         names = _names(labels)
         if model is None or isinstance(model, str):
             model = load() if model is None else load(model)
@@ -84,6 +95,28 @@ class Network:
             raise ValueError(
                 f"device={str(device)!r}, but the model is on {self.device}; move it first: "
                 f"model.to({str(device)!r})"
+            )
+
+    def layers(self, inputs: Tensor, method: Method, target: object) -> list[tuple[str, Tensor]]:
+        """One picture at each layer that has rows and columns, from the output to the input."""
+        attributions = layer_attributions(self.module, inputs.to(self.device), method, target)  # type: ignore[arg-type]
+        found = [(name, values[0].cpu()) for name, values in attributions if values[0].dim() == 2]
+        if not found:
+            raise ValueError(
+                f"no activation of {self.name} has rows and columns, as in many transformers, so no layer "
+                "can be drawn; the method gradcam draws the last one with positions"
+            )
+        return found
+
+    def check_type(self, inputs: Tensor) -> None:
+        """Raises an error if the inputs have another type than the weights, a likely reason of a failure."""
+        parameters = self.module.parameters() if isinstance(self.module, nn.Module) else ()
+        types = {each.dtype for each in parameters if each.is_floating_point()}
+        if types and inputs.dtype not in types:
+            listed = " and ".join(map(str, types))
+            raise TypeError(
+                f"the picture became a tensor of type {inputs.dtype}, but the weights of {self.name} are "
+                f"{listed}; convert the tensor with .to({listed.split()[0]})"
             )
 
     def replay(self, inputs: Tensor, method: Method, target: object) -> Replay | None:
@@ -142,12 +175,20 @@ class Network:
         if self.image_model is None or self.own is not None:
             return Prepared(inputs, None)
         if inputs.dim() != 3 or len(inputs) != 3:
+            sizes = inputs.shape if inputs.dim() == 3 else ("N", *inputs.shape)  # a row of a tensor
+            given = f"({', '.join(map(str, sizes))})"
             raise ValueError(
-                f"{self.name} takes a tensor (3, height, width), not shape {tuple(inputs.shape)}; pass a "
-                "path, a PIL image or an array (H, W, 3) to have it preprocessed"
+                f"{self.name} takes a tensor (3, height, width), not shape {given}; pass a path, a PIL image "
+                "or an array (H, W, 3) to have it preprocessed"
             )
         mean, std = (torch.tensor(x).view(3, 1, 1) for x in (self.image_model.mean, self.image_model.std))
-        return Prepared(inputs, _picture(inputs.detach().cpu().float() * std + mean))
+        pixels = inputs.detach().cpu().float() * std + mean
+        if pixels.numel() and float(pixels.max()) > FAR:
+            raise ValueError(
+                f"the tensor has values up to {float(inputs.max()):.3g}, far above those that {self.name} "
+                "takes; pass a path, a PIL image or an array (H, W, 3) of uint8 to have it preprocessed"
+            )
+        return Prepared(inputs, _picture(pixels))
 
 
 def check_device(device: str | torch.device) -> None:
@@ -181,15 +222,24 @@ def _photo(picture: object) -> Image.Image:
     if isinstance(picture, (str, Path)):
         if str(picture).startswith(("http://", "https://")):
             raise ValueError(f"{picture!r} is a URL; download it first and pass the path of the file")
+        if not str(picture) or Path(picture).is_dir():
+            what = "is a folder, not a photo" if str(picture) else "is no path"
+            raise ValueError(f"{str(picture)!r} {what}; pass the path of a photo, or a list of paths")
         return photos.read(picture)
     if isinstance(picture, Image.Image):
-        return photos.upright_rgb(picture)
+        return photos.upright_rgb(_not_empty(picture, picture.size))
     if isinstance(picture, np.ndarray):
-        return Image.fromarray(_eight_bits(picture))
+        return Image.fromarray(_not_empty(_eight_bits(picture), picture.shape))
     raise TypeError(
         "image must be a path, a PIL image, an array (H, W, 3), a tensor that the model takes, or a list of "
         f"these, not {type(picture).__name__}"
     )
+
+
+def _not_empty(picture: P, shape: tuple[int, ...]) -> P:
+    if 0 in shape:
+        raise ValueError(f"the picture has no pixels: its size is {' × '.join(map(str, shape))}")
+    return picture
 
 
 def _eight_bits(array: np.ndarray) -> np.ndarray:
@@ -215,7 +265,7 @@ def _hint(array: np.ndarray) -> str:
         return "; leave out the alpha channel: array[:, :, :3]"
     if array.ndim == 4:
         return "; pass several pictures as a list: list(array)"
-    if array.ndim == 2:
+    if array.ndim == 2 or array.shape[2:] == (1,):
         return "; repeat a grey picture for each colour channel: np.stack([array] * 3, axis=2)"
     return ""
 
@@ -240,4 +290,9 @@ def _names(labels: Labels | None) -> Sequence[Sequence[str]]:
         return []
     if isinstance(labels, (str, Path)):
         return classes.read(labels)
+    if isinstance(labels, (Mapping, Set)):  # a list of it would be its keys, or in any order
+        raise TypeError(
+            f"labels is a {type(labels).__name__}; pass a list of the class names in the order of the "
+            "outputs of the model"
+        )
     return [[str(label)] for label in labels]

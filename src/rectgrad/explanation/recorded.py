@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rectgrad.api import Record
 from rectgrad.checks import are_probabilities
 from rectgrad.engine import target as targets
+from rectgrad.engine.trace import Trace
 from rectgrad.explanation.captures import Answered, without_tensors
 from rectgrad.explanation.network import Network, Prepared
 from rectgrad.explanation.result import Explanation
@@ -21,6 +23,7 @@ from rectgrad.kernels.class_maps import SILENT
 from rectgrad.methods import Method, RandomMap
 from rectgrad.methods.catalog import name_of
 from rectgrad.models import Guess
+from rectgrad.ops.table import CHANGES_SHAPE
 
 
 def explain_record(
@@ -59,13 +62,13 @@ def answers(
     only if it needs one pass."""
     method = network.bounded(method)
     scores = _scores(recorded, len(batch))
-    if scores is not None and scores.shape[1] > 1:
+    if scores is not None:
         network.check_labels(scores.shape[1])
     maps = recorded.attribute(method, target)
-    trace, messages = without_tensors(recorded.trace), list(log.messages)
+    trace, messages = without_tensors(recorded.trace, method), list(log.messages)
     index = None if scores is None or callable(target) else targets.indices(scores, target)
     found = _specificities(recorded, method, maps, scores, index, requested)
-    on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch))
+    on_cpu, guesses = maps.cpu(), _guesses(network, scores, index, len(batch), trace)
     explanations = [
         Explanation(
             map=on_cpu[i].clone(),
@@ -105,7 +108,14 @@ def _outputs(recorded: Answered, scores: Tensor | None, i: int) -> Tensor:
     return outputs[i].cpu().clone() if known else torch.empty(0)
 
 
-def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: int) -> list[list[Guess]]:
+def top_classes(recorded: Record[Tensor], network: Network) -> tuple[Guess, ...]:
+    """The five classes with the largest outputs of a recorded picture."""
+    return tuple(_guesses(network, _scores(recorded, 1), None, 1, recorded.trace)[0][1:])
+
+
+def _guesses(
+    network: Network, scores: Tensor | None, index: Tensor | None, n: int, trace: Trace
+) -> list[list[Guess]]:
     """For each sample, the explained class followed by the five classes with the largest outputs.
 
     Probabilities are the softmax of the outputs, unless those are probabilities already; a single output has
@@ -116,13 +126,19 @@ def _guesses(network: Network, scores: Tensor | None, index: Tensor | None, n: i
     if scores.shape[1] < 2:
         only = Guess(0, network.names[0][0] if network.names else "output", float("nan"))
         return [[only, only]] * n
-    probabilities = scores.double() if are_probabilities(scores) else scores.double().softmax(1)
+    ready = are_probabilities(scores) or _ends_in_sigmoid(trace)
+    probabilities = scores.double() if ready else scores.double().softmax(1)
     first = scores.argmax(1, keepdim=True) if index is None else index.unsqueeze(1)
     shown = torch.cat([first, scores.topk(min(5, scores.shape[1])).indices], dim=1)
     return [
         [Guess(i, network.label(i), float(own[i])) for i in row]
         for row, own in zip(shown.tolist(), probabilities, strict=True)
     ]
+
+
+def _ends_in_sigmoid(trace: Trace) -> bool:
+    """Whether each output is a probability of its own, as in a network that assigns several labels."""
+    return next((row.name for row in reversed(trace.rows) if row.name not in CHANGES_SHAPE), "") == "sigmoid"
 
 
 def _question(network: Network, target: Any, i: int) -> str:

@@ -91,9 +91,13 @@ class Explanation:
         self, size: int, dark: bool = False, only: str | None = None, smooth: bool = False
     ) -> tuple[list[image.Panel], int]:
         """What `show` draws side by side, and the height: about `size`."""
+        if self.map.dim() not in (2, 3):
+            raise ValueError(
+                f"a map of shape {tuple(self.map.shape)} cannot be drawn; its values are in `.map`, and "
+                "save('map.npz') stores them"
+            )
         flat = image.plane(self.map)
-        tall = (self.photo or image.colour(flat)).height
-        height = tall * max(1, round(size / tall))  # a small map is enlarged by an integer factor
+        height = image.enlarged((self.photo or image.colour(flat)).height, size)
         scheme = image.scheme_of(flat, dark)
         drawn = image.Panel(image.colour(flat, scheme), describe(self.method))
         bar = image.Panel(image.bar(flat, height, dark, scheme), framed=False)

@@ -14,7 +14,7 @@ from rectgrad.image.colour import (
 )
 from rectgrad.image.figure import figure, show
 from rectgrad.image.png import png
-from rectgrad.image.sheet import PAGE, Panel, bar, sheet
+from rectgrad.image.sheet import PAGE, Panel, bar, enlarged, sheet
 from rectgrad.image.words import words, words_html
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "colour",
     "colour_names",
     "colours",
+    "enlarged",
     "figure",
     "final_threshold",
     "overlay",

@@ -74,6 +74,11 @@ def _number(value: float) -> str:
     return f"{value:.2g}"
 
 
+def enlarged(height: int, about: int) -> int:
+    """The height at which a small picture is drawn: the multiple that is closest to `about`."""
+    return height * max(1, round(about / height))
+
+
 def sheet(
     rows: Sequence[Sequence[Panel]],
     caption: str = "",

@@ -27,7 +27,7 @@ class RectGrad(Method):
     tau: float | None = option(None, "Constant threshold that replaces the percentile.")
     rule: str = option(
         "PR1",
-        "Quantity compared with the threshold: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod.",
+        "Score of a unit: PR1 (a*R), PR2 (|a*R|), PR3 (a), PR4 (R), or mod (PR1 in last layers, else PR2).",
         choices=("PR1", "PR2", "PR3", "PR4", "mod"),
     )
     padding_trick: bool = option(True, "Drop the gradient where convolutions reach into zero padding.")
@@ -37,7 +37,7 @@ class RectGrad(Method):
     interpolation: str = option(
         "nearest", "Interpolation of the percentile: nearest or linear.", choices=("nearest", "linear")
     )
-    gate: str | None = option(None, "class: favour positions with evidence for it.", choices=("class",))
+    gate: str | None = option(None, "Prefer units with evidence for the class: class.", choices=("class",))
     rectifies: ClassVar[bool] = True
     thresholds: ClassVar[bool] = True
 

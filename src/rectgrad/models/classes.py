@@ -25,7 +25,11 @@ def read(path: str | Path) -> list[list[str]]:
         raise ModelUnavailableError(f"labels={str(path)!r}: no such file")
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ModelUnavailableError(
+            f"labels={str(path)!r} cannot be read (it is not a text file in UTF-8)"
+        ) from None
+    except OSError as error:
         raise ModelUnavailableError(f"labels={str(path)!r} cannot be read ({reason(error)})") from error
     for number, line in enumerate(lines, 1):
         if not line.strip(" ,"):
@@ -46,7 +50,8 @@ def fields(names: Names) -> dict[str, Any]:
 def check_count(model: str, names: Names, count: int) -> None:
     """Raises an error if the number of class names differs from the number of classes."""
     if names and len(names) != count:
-        raise ValueError(f"{model} has {count} classes, but the number of class names is {len(names)}")
+        has = f"{count} classes" if count > 1 else "a single output"
+        raise ValueError(f"{model} has {has}, but the number of class names is {len(names)}")
 
 
 def find(names: Names, query: str | SupportsIndex) -> int:

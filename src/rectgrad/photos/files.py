@@ -130,6 +130,13 @@ def atomic(path: Path) -> Iterator[Path]:
         with open(part, "rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.errno is None:  # of numpy and Pillow
+            reason = f"cannot be written; the disk may be full ({error})"
+            raise OSError(errno.EIO, reason, str(path)) from error
+        if error.filename in (None, str(part)):  # that of a full disk has no name
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

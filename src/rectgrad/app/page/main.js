@@ -157,14 +157,14 @@ async function search(text, always) {
 }
 
 function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
+  return share === null ? "" : `${(100 * share).toFixed(1)} %`; // a single output has no probability
 }
 
 function drawGuesses() {
   const target = state.target ?? opened.guesses[0].index;
   $("#guesses").replaceChildren(
     ...opened.guesses.map(({ index, label, probability }) => {
-      const meter = element("meter", { min: 0, max: 1, value: probability, "aria-hidden": "true" });
+      const meter = element("meter", { min: 0, max: 1, value: probability ?? 0, "aria-hidden": "true" });
       const pressed = String(index === target);
       const button = element("button", { type: "button", "aria-pressed": pressed, title: `Explain ${label}` },
         element("span", {}, label), meter, element("b", {}, percent(probability)));

@@ -64,6 +64,8 @@ async function request() {
     for await (const message of messages) {
       if (running !== own) return;
       receive(message, keys, own);
+      if (message.kind === "progress" && !own.told) announce(summary());
+      own.told ||= message.kind === "progress";
       if (queued && !own.fast.size && message.kind === "map") refresh();
     }
     if (running === own) running = null;
@@ -102,9 +104,12 @@ function receive(message, keys, own) {
 }
 
 function summary() {
-  const parts = state.methods.map((name) => {
-    const value = shown.get(name)?.specificity?.value;
+  const there = state.methods.filter((name) => shown.get(name)?.key === keyOf(name));
+  const parts = there.map((name) => {
+    const value = shown.get(name).specificity?.value;
     return titleOf(name) + (typeof value === "number" ? `, specificity ${value.toFixed(2)}` : "");
   });
-  return `Maps for ${refresh.label}: ${parts.join("; ")}.`;
+  const rest = running ? state.methods.filter((name) => !there.includes(name)).map(titleOf) : [];
+  const maps = parts.length ? [`Maps for ${refresh.label}: ${parts.join("; ")}.`] : [];
+  return [...maps, ...(rest.length ? [`Computing ${rest.join(", ")}.`] : [])].join(" ");
 }

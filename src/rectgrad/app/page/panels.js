@@ -5,6 +5,7 @@ import { $, element } from "./dom.js";
 import { about, isDark, methodOf, state, titleOf } from "./state.js";
 
 const panels = new Map(); // "photo" or a method's name -> {root, view, base, map, …}
+const LEAST = 180; // pixels: the width of a picture below which the page scrolls instead
 const act = {}; // remove(method), use(instead, method), measure(method), changed()
 let photo = null; // the image as the page shows it
 let size = [1, 1];
@@ -216,8 +217,14 @@ export function fit() {
     const rows = Math.ceil(shown.length / count);
     const wide = (box.clientWidth - gap * (count - 1)) / count;
     const high = ((height - gap * (rows - 1)) / rows - extra) * shape;
-    const width = Math.min(wide, Math.max(high, 150));
+    const width = Math.min(wide, high);
     if (width > best) [best, columns] = [width, count];
+  }
+  if (best < LEAST) {
+    // They do not fit: the page scrolls.
+    columns = Math.max(1, Math.min(shown.length, Math.floor((box.clientWidth + gap) / (LEAST + gap))));
+    const wide = (box.clientWidth - gap * (columns - 1)) / columns;
+    best = Math.min(wide, Math.max(LEAST, (height - extra) * shape));
   }
   box.style.setProperty("--cell", `${Math.floor(best)}px`);
   box.style.setProperty("--columns", columns);

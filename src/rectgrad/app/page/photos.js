@@ -40,22 +40,27 @@ let shown = null;
 export function show() {
   if (about.folder && state.photo?.startsWith("folder:")) {
     $("#position").value = state.photo;
-    if (state.photo !== shown) at = Number(state.photo.slice(7));
+    if (state.photo !== shown) at = placeOf(state.photo);
     shown = state.photo;
   }
   if (!about.folder) $("#samples").value = state.photo?.startsWith("sample:") ? state.photo : "";
 }
 
+/** The place of a photo in the folder; that of the first one if it is not there. */
+function placeOf(photo) {
+  return Math.max(0, about.folder.findIndex((each) => each.photo === photo));
+}
+
 function folder(choose) {
   $("#folder").hidden = false;
   $("#position").replaceChildren(
-    ...about.folder.map((name, i) => element("option", { value: `folder:${i}` }, name)),
+    ...about.folder.map(({ photo, name }) => element("option", { value: photo }, name)),
   );
   const go = (to) => {
     at = to;
-    choose(`folder:${at}`);
+    choose(about.folder[at].photo);
   };
-  $("#position").addEventListener("change", () => go(Number($("#position").value.slice(7))));
+  $("#position").addEventListener("change", () => go(placeOf($("#position").value)));
   let steps = Promise.resolve(); // a step starts where the one before it ended
   const step = (by) => {
     const next = async () => go((await ask("api/folder/step", { at, by, chosen: $("#filter").value })).at);

@@ -7,7 +7,7 @@ const LISTS = "methods";
 /** The initial state of a page. */
 export function initial() {
   return {
-    photo: about.folder ? "folder:0" : about.samples.length ? `sample:${about.samples[0]}` : null,
+    photo: about.folder ? about.folder[0].photo : about.samples.length ? `sample:${about.samples[0]}` : null,
     name: null, // file name of an upload
     model: about.models[0],
     target: null, // null: the network's best guess
