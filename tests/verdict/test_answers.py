@@ -80,7 +80,7 @@ def test_enough_photos_for_the_correction(rows, measures):
     fewer photos cannot be enough, and the verdict says so."""
     preset = PRESETS["quick"].enough(rows, measures)
     tests = rows * (rows - 1) // 2 * measures
-    assert preset.evaluated == preset.costly == preset.composites
+    assert preset.evaluated == preset.costly <= preset.composites
     unanimous = RANDOM.uniform(0.1, 1, size=(preset.evaluated, 1))
     draws = max(20_000, table.FINE * tests)
     assert all(tests * statistics.sign_flip_test(unanimous, draws, seed)[0] < 0.05 for seed in range(3))

@@ -11,7 +11,7 @@ from rectgrad.verdict.case import Case, part_name
 from rectgrad.verdict.presets import PRESETS
 from rectgrad.verdict.rows import rows_of
 
-QUICK = PRESETS["quick"]
+QUICK = replace(PRESETS["quick"], composites=12)
 
 
 class Brightest(nn.Module):
