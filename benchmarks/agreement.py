@@ -27,10 +27,10 @@ from rectgrad.api import attribute
 from rectgrad.bench.environment import commit, environment
 from rectgrad.experiments.lab import Lab
 from rectgrad.experiments.maps import COMPARED
-from rectgrad.methods.control import bytes_of, generator_of
 from rectgrad.metrics import outside
 from rectgrad.photos import files
 from reference import quadrature_points, reference_attribute
+from reference.noise import noise_of
 
 
 def gradient(module: nn.Module, x: Tensor, target: Tensor) -> Tensor:
@@ -45,9 +45,8 @@ def integrated(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def noise(j: int, x: Tensor) -> Tensor:
-    """The j-th noise of seed 0, which is different for each image."""
-    own = [generator_of(b"0", str(j).encode(), bytes_of(each.float().cpu())) for each in x]
-    return torch.stack([torch.randn(x.shape[1:], generator=generator) for generator in own]).to(x)
+    """The j-th noise of seed 0, which is different for each image. In float32, as in the library."""
+    return torch.stack([noise_of((each,), 0, j)[0].float() for each in x.cpu()]).to(x)
 
 
 def smoothed(module: nn.Module, x: Tensor) -> Tensor:
