@@ -345,7 +345,7 @@ def test_photo_and_map_are_enlarged_and_move_together(page):
 
 def test_stale_requests_are_dropped(page):
     explorer.ready(page)
-    page.wait_for_timeout(1000)
+    explorer.be_patient(page)
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
     page.evaluate(

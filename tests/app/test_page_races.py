@@ -118,6 +118,7 @@ def test_an_upload_that_arrives_after_another_photo_was_chosen(page):
 
 
 def test_a_map_is_labelled_with_its_own_class(page):
+    explorer.be_patient(page)
     asked = held(page, "api/maps", 2)
     before = page.get_attribute(MAP, "data-map")
     page.click("#guesses li:nth-child(2) button")
