@@ -304,7 +304,8 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 # Forms in which most units pass nothing.
 PR2 = {"rule": "PR2"}
-NEARLY = {**PR2, "upper": 0.98}  # at all but the first rectified activation
+# At all but the first rectified activation. The commands in the records of SPARSE do not name this `upper`.
+NEARLY = {**PR2, "upper": 0.98}
 SOFT = {**NEARLY, "soft": 0.5}
 SPARSE: tuple[dict[str, Any], ...] = (
     *({**PR2, "q": q} for q in (90, 93, 95, 96, 97)),
