@@ -3,13 +3,16 @@
     python benchmarks/class_gate.py --photos photos.tar --out gate.json [--variants baseline] [--device cuda]
 
 --photos is a folder or a tar file. The photos at even positions of the sorted names are for development, the
-others for confirmation (--half). Variants: `baseline`, `forms`, `all`, or names separated by semicolons. The
-file is written after each one and those that it already has are skipped: an interrupted run can be resumed.
-Needs torch, numpy, Pillow and the model's weights (--weights FILE, or an installed package). Then
+others for confirmation (--half). Variants: `baseline`, `forms`, `sparse`, `all`, or names separated by
+semicolons. The file is written after each one and those that it already has are skipped: an interrupted run
+can be resumed. Needs torch, numpy, Pillow and the model's weights (--weights FILE, or an installed package).
+Then
 
     python benchmarks/class_gate.py --out gate.json --record results/class-gate/efficientnet-lite0-even.json
 
-writes a small record: no values of single photos, but each row's differences from `gated`, paired by photo.
+writes a small record: no values of single photos, but each row's differences from `gated` (or --reference),
+paired by photo. With --brief, it has only the means of the columns with a goal, and of `marked`: the share of
+the positions at which the map is not zero.
 
 Columns, one value for each photo, the class with the largest output being explained:
     runner-up, random class, least likely   overlap with the map of another class: share of the 5 % largest
@@ -37,7 +40,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from class_gate_forms import baseline, forms
+from class_gate_forms import SPARSE, baseline, forms, named
 from class_gate_measures import Study, photos
 
 from rectgrad.bench.environment import commit, environment
@@ -58,7 +61,7 @@ HEAD = (
 )
 MOST = {"random class": 0.20, "random layer": 0.25, "deletion": 0.43}
 LEAST = {"insertion": 0.24, "Gini": 0.95}
-REFERENCE = "gated"
+BRIEF = (*MOST, *LEAST, "marked")
 
 Values = dict[str, list[float]]
 
@@ -86,22 +89,26 @@ def reaches(means: Values) -> bool:
     return most and all(means[name][0] >= value for name, value in LEAST.items())
 
 
-def record(written: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: means with intervals, and paired differences from the reference."""
+def record(written: dict[str, Any], reference: str, brief: bool) -> dict[str, Any]:
+    """What is kept of a run: means with intervals, and paired differences from the reference. brief: only the
+    means of the columns of BRIEF."""
     done = written["rows"]
     asked = written["asked"] | {"photos": [Path(file).name for file in written["asked"]["photos"]]}
     values = {name: row["values"] for name, row in done.items()}
+    first = next(iter(values.values()))
     return {
-        "n": {"photos": len(asked["photos"]), "composites": len(values[REFERENCE].get("half", []))},
+        "n": {"photos": len(asked["photos"]), "composites": len(first.get("half", []))},
         "goals": {"at most": MOST, "at least": LEAST},
         "environment": written["environment"],
         "commit": written["commit"],
         "rows": {
-            name: {
+            name: {"mean": {column: row["mean"][column] for column in BRIEF}}
+            if brief
+            else {
                 "method": row["method"],
                 "reaches every goal": reaches(row["mean"]),
                 "mean": row["mean"],
-                f"minus {REFERENCE}": differences(values[name], values[REFERENCE]),
+                f"minus {reference}": differences(values[name], values[reference]),
             }
             for name, row in done.items()
         },
@@ -135,6 +142,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="efficientnet_lite0")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--half", choices=("even", "odd"), default="even")
+    parser.add_argument("--step", type=int, default=1, help="every n-th photo of the half")
     parser.add_argument("--count", type=int, help="photos; default: all of the half")
     parser.add_argument("--composites", type=int, default=200, help="before those not recognised are removed")
     parser.add_argument("--variants", default="baseline")
@@ -143,22 +151,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--record", type=Path, help="write a small record of --out, and compute nothing")
+    parser.add_argument("--reference", default="gated", help="with --record: the row that is subtracted")
+    parser.add_argument("--brief", action="store_true", help="with --record: many rows in little space")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
     if args.record is not None:
-        args.record.write_text(json.dumps(record(json.loads(args.out.read_text())), indent=1) + "\n")
+        kept = record(json.loads(args.out.read_text()), args.reference, args.brief)
+        args.record.write_text(json.dumps(kept, indent=None if args.brief else 1) + "\n")
         return
     warnings.filterwarnings("ignore", "the map of sample")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     first, rest = baseline(), forms([layer for layer in args.layers.split(",") if layer])
     every: dict[str, Method] = {**first, **rest}
-    names = {"baseline": list(first), "forms": list(rest), "all": [*list(first)[:2], *rest, *list(first)[2:]]}
+    names = {
+        "baseline": list(first),
+        "forms": list(rest),
+        "sparse": [named(each) for each in SPARSE],
+        "all": [*list(first)[:2], *rest, *list(first)[2:]],
+    }
     wanted = names.get(args.variants) or [name.strip() for name in args.variants.split(";")]
     model = load(args.model, weights=args.weights)
-    files, inputs = photos(args.photos, model, args.half, args.count)
+    files, inputs = photos(args.photos, model, args.half, args.step, args.count)
     asked = {key: getattr(args, key) for key in ("model", "half", "composites")} | {"photos": files}
     written = json.loads(args.out.read_text()) if args.out.exists() else {"asked": asked, "rows": {}}
     if written["asked"] != asked:

@@ -23,10 +23,12 @@ SHARES = (0.02, 0.05, 0.10, 0.20, 0.40)  # of the positions
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-def photos(source: Path, model: ImageModel, half: str, count: int | None) -> tuple[list[str], Tensor]:
-    """The names and inputs of every second photo of a folder or a tar file, by sorted names."""
+def photos(
+    source: Path, model: ImageModel, half: str, step: int, count: int | None
+) -> tuple[list[str], Tensor]:
+    """The names and inputs of every `step`-th photo of a half of a folder or a tar file, by sorted names."""
     found = dict(_files(source))
-    names = sorted(found)[0 if half == "even" else 1 :: 2][:count]
+    names = sorted(found)[0 if half == "even" else 1 :: 2][::step][:count]
     pictures = (Image.open(io.BytesIO(found[name]())).convert("RGB") for name in names)
     return names, torch.stack([model.prepare(model.crop(picture)) for picture in pictures])
 
